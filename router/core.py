@@ -1,0 +1,268 @@
+"""The nouns of the router, and its glossary. Knows no I/O, no clock and no other file of ours.
+
+request    one call of a client, whatever transport it came by; `Request`.
+pool       replicas that serve the same model and share tokenizer, template and block size; `Pool`.
+prompt     what the prefix room learned of a request's input for one pool: length and KV block hashes; `Prompt`.
+demand     a request as the queue and the policy see it: its pool, adapter, prompt, replicas tried; `Demand`.
+replica    one engine server (never worker, backend, endpoint or pod); `Replica`.
+load       what a replica last reported of itself, with its time; `Load`.
+candidate  a replica that could take a demand, and how much of the prompt it holds; `Candidate`.
+decision   the replica chosen, and why; `Decision`.
+lease      the reservation of a decision, released exactly once with an `Outcome`; `Lease`.
+attempt    one try of a request on one replica; `Attempt`.
+Times are seconds of one monotonic clock unless a name says otherwise; tokens are counts.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from types import TracebackType
+
+Headers = Sequence[tuple[str, str]]
+
+
+class Outcome(Enum):
+    """How a request or a lease ended; the value is the metrics label."""
+
+    OK = "ok"
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    CLIENT_GONE = "client_gone"
+    UPSTREAM_FAILED = "upstream_failed"
+    CUT_MID_STREAM = "cut_mid_stream"
+
+
+class Surface(Enum):
+    """The inference routes of the data port; the value is the path."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of a client. `body` holds the bytes as received; `messages` and `prompt` are decoded views of it."""
+
+    id: str
+    surface: Surface
+    model: str
+    body: bytes
+    arrived: float
+    deadline: float
+    is_stream: bool = False
+    wants_usage: bool = False
+    max_tokens: int | None = None
+    messages: Sequence[Mapping[str, object]] | None = None
+    prompt: object = None
+    template_options: Mapping[str, object] = field(default_factory=dict)
+    cache_salt: str | None = None
+    tenant: str = "default"
+    priority: int = 0
+    session: str | None = None
+    headers: Headers = ()
+
+
+@dataclass(eq=False, slots=True)
+class Pool:
+    """What the replicas of one model share. `max_model_len` is in tokens, None while no replica has said it."""
+
+    model: str
+    block_size: int = 16
+    max_model_len: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.model} blocks of {self.block_size}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Length and chained block hashes of a prompt under one pool's tokenizer.
+
+    `num_template_tokens` is the length of the leading part that every chat of the pool shares (the template's own
+    text): holding it is no reason to prefer a replica. `is_exact` is False where lengths are guessed from bytes.
+    """
+
+    num_tokens: int
+    block_hashes: Sequence[int]
+    block_size: int
+    num_template_tokens: int = 0
+    is_exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A replica's own report. `queued_tokens`: prompt tokens not yet computed, None where the engine does not say."""
+
+    at: float
+    running: int
+    waiting: int
+    kv_used_ratio: float
+    queued_tokens: int | None = None
+
+
+class ReplicaState(Enum):
+    """Life of a replica as health sees it; the transition table is in `replicas/health.py`."""
+
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """What discovery says of a replica. `url` has no trailing slash; `tokenizer` is a path on this host."""
+
+    url: str
+    api_key: str | None = None
+    tokenizer: str | None = None
+
+    @property
+    def id(self) -> str:
+        return self.url.split("://", 1)[-1]
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """One engine server. The replicas room alone writes it; all others read.
+
+    `in_flight` counts open leases; `prefilling` those without a first token, `prefilling_tokens` their uncached
+    prompt tokens. `foreign_requests` and `foreign_tokens` are what its last report shows beyond what we sent.
+    `prefill_tokens_per_s` is learned; `decode_drag_s` is what each running request adds to a newcomer's first token.
+    """
+
+    spec: ReplicaSpec
+    pool: Pool | None = None
+    models: tuple[str, ...] = ()
+    adapters: frozenset[str] = frozenset()
+    state: ReplicaState = ReplicaState.STARTING
+    load: Load | None = None
+    in_flight: int = 0
+    prefilling: int = 0
+    prefilling_tokens: int = 0
+    foreign_requests: int = 0
+    foreign_tokens: int = 0
+    prefill_tokens_per_s: float = 2000.0
+    decode_drag_s: float = 0.005
+    last_used: float = 0.0
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def expected_wait_s(self) -> float:
+        """Seconds until a request sent now would begin its prefill: queued tokens / speed + drag of those running."""
+        queued_tokens = self.prefilling_tokens + self.foreign_tokens
+        num_running = self.in_flight - self.prefilling + self.foreign_requests
+        return queued_tokens / self.prefill_tokens_per_s + num_running * self.decode_drag_s
+
+    def __repr__(self) -> str:
+        return f"<Replica {self.id} {self.state.name} {self.in_flight} in flight>"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A request as the queue and the policy see it. `tried` holds ids of replicas that already failed it."""
+
+    request: Request
+    pool: Pool
+    prompt: Prompt
+    adapter: str | None = None
+    tried: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica that could take a demand. `matched_tokens` of the prompt are in its KV cache, `cached_blocks` in all."""
+
+    replica: Replica
+    matched_tokens: int = 0
+    cached_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The replica chosen and why. `scores` maps scorer name to the chosen replica's score."""
+
+    replica: Replica
+    policy: str
+    matched_tokens: int
+    uncached_tokens: int
+    expected_wait_s: float
+    scores: Mapping[str, float]
+
+    @property
+    def reason(self) -> str:
+        """One line for the `x-pointsman-reason` header."""
+        return f"policy={self.policy}; matched_tokens={self.matched_tokens}; expected_wait_ms={self.expected_wait_s * 1e3:.1f}"
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """The reservation of a decision: held from the choice until the body ends, released exactly once.
+
+    Leaving the `with` block without a release counts as the client's leaving when cancelled, else as a failure.
+    """
+
+    demand: Demand
+    decision: Decision
+    taken_at: float
+    on_started: Callable[["Lease"], None]
+    on_released: Callable[["Lease"], None]
+    outcome: Outcome | None = None
+    error: BaseException | None = None
+    has_started: bool = False
+
+    @property
+    def replica(self) -> Replica:
+        return self.decision.replica
+
+    def start(self) -> None:
+        """The first content byte came: the prompt is computed. Later calls do nothing."""
+        if not self.has_started:
+            self.has_started = True
+            self.on_started(self)
+
+    def release(self, outcome: Outcome, error: BaseException | None = None) -> None:
+        """End the reservation. Raises RuntimeError on a second call: a count would go wrong."""
+        if self.outcome is not None:
+            raise RuntimeError(f"{self!r} was already released")
+        self.outcome, self.error = outcome, error
+        self.on_released(self)
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self.outcome is None:
+            was_left = kind is not None and not issubclass(kind, Exception)
+            self.release(Outcome.CLIENT_GONE if was_left else Outcome.UPSTREAM_FAILED, error)
+
+    def __repr__(self) -> str:
+        state = "open" if self.outcome is None else self.outcome.value
+        return f"<Lease {self.demand.request.id} on {self.replica.id} {state}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try on one replica: what goes over the wire. Timeouts in seconds; `headers` are final."""
+
+    replica: Replica
+    path: str
+    headers: Headers
+    body: bytes
+    connect_timeout_s: float
+    first_byte_timeout_s: float
+    idle_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a request used, as far as the replica said: tokens, and seconds since arrival."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    first_token_s: float | None = None
+    total_s: float = 0.0

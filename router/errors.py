@@ -1,0 +1,142 @@
+"""One shallow tree of errors. Knows statuses and OpenAI's error words; knows nothing of sockets or routing.
+
+Each class states the HTTP `status`, OpenAI's `type` and `code`, whether another attempt may help (`retryable`) and
+whether the fault is the replica's (`blames_replica`: it counts against its breaker). A foreign error is translated
+into one of these once, where it appears.
+"""
+
+
+class PointsmanError(Exception):
+    """Root of all errors that a client may see. `retry_after_s` becomes the Retry-After header (at most 60)."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+    retryable = False
+    blames_replica = False
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(PointsmanError):
+    """The request is wrong; `param` names the field."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextTooLong(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class UnknownRoute(InvalidRequest):
+    status = 404
+    code = "unknown_url"
+
+
+class MethodNotAllowed(InvalidRequest):
+    status = 405
+    code = "method_not_allowed"
+
+
+class UnknownModel(InvalidRequest):
+    status = 404
+    code = "model_not_found"
+
+
+class BodyTooLarge(InvalidRequest):
+    status = 413
+    code = "request_too_large"
+
+
+class HeadTooLarge(InvalidRequest):
+    status = 431
+    code = "headers_too_large"
+
+
+class UnsupportedEncoding(InvalidRequest):
+    status = 415
+    code = "unsupported_content_encoding"
+
+
+class Overloaded(PointsmanError):
+    """The queue is full."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+
+class Draining(PointsmanError):
+    """This router is shutting down and takes no new work."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "draining"
+
+
+class NoReplica(PointsmanError):
+    """No replica of the model was ready within the deadline."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "no_ready_replica"
+
+
+class Expired(PointsmanError):
+    """The request's deadline passed before its answer was complete."""
+
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"
+
+
+class UpstreamError(PointsmanError):
+    """Root of what goes wrong with a replica. `has_begun`: bytes of an answer had arrived."""
+
+    status = 502
+    type = "upstream_error"
+    code = "replica_failed"
+    retryable = True
+    blames_replica = True
+
+
+class ConnectFailed(UpstreamError):
+    """No connection: nothing of the request reached the replica."""
+
+    code = "replica_unreachable"
+
+
+class ConnectionCut(UpstreamError):
+    """The connection ended before the answer did."""
+
+    code = "replica_connection_lost"
+
+
+class BadAnswer(UpstreamError):
+    """What came back is not HTTP, or breaks its own framing."""
+
+    code = "replica_bad_answer"
+
+
+class UpstreamTimeout(UpstreamError):
+    """The replica was silent for too long."""
+
+    status = 504
+    code = "replica_timeout"
+
+
+class UpstreamStatus(UpstreamError):
+    """The replica answered with an error status; `body` is its answer, made an OpenAI error body."""
+
+    def __init__(self, status: int, body: bytes, *, retry_after_s: float | None = None) -> None:
+        super().__init__(f"the replica answered with status {status}", retry_after_s=retry_after_s)
+        self.status = status
+        self.body = body
+        self.is_backpressure = status in (429, 503)
+        self.retryable = self.is_backpressure or status in (500, 502, 504)
+        self.blames_replica = self.retryable and not self.is_backpressure

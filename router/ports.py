@@ -1,0 +1,151 @@
+"""The doors between rooms, as Protocols of at most four methods. Knows core types only; implements nothing.
+
+Rooms never import rooms: they meet here, and `app.py` hands each what it needs.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from router.core import (
+    Attempt,
+    Candidate,
+    Decision,
+    Demand,
+    Headers,
+    Lease,
+    Outcome,
+    Pool,
+    Prompt,
+    ReplicaSpec,
+    Request,
+)
+from router.errors import UpstreamError
+
+
+class Clock(Protocol):
+    def __call__(self) -> float:
+        """Seconds of one monotonic clock."""
+
+
+class Flow(Protocol):
+    """The way back from a Reply: its client reads slowly, reads again, or has gone."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def gone(self) -> None:
+        """The client left. The upstream is detached before this returns."""
+
+
+class Reply(Protocol):
+    """Where an answer goes. All calls are synchronous; payloads carry no transport framing.
+
+    `head` at most once and before `write`; `end` exactly once, after which nothing follows. An outcome other than OK
+    after a head means the body is incomplete: a transport that can show it (by closing early) must.
+    """
+
+    def bind(self, flow: Flow) -> None: ...
+
+    def head(self, status: int, headers: Headers) -> None: ...
+
+    def write(self, payload: bytes) -> None: ...
+
+    def end(self, outcome: Outcome) -> None: ...
+
+
+class Sink(Protocol):
+    """Receives one answer of a replica, by callback: a head, body bytes without framing, then one of end or error."""
+
+    def on_head(self, status: int, headers: Headers) -> None: ...
+
+    def on_body(self, payload: bytes) -> None: ...
+
+    def on_end(self) -> None: ...
+
+    def on_error(self, error: UpstreamError) -> None: ...
+
+
+class Exchange(Protocol):
+    """An attempt on its way. After `abort` the sink hears nothing more."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Upstream(Protocol):
+    """How we talk to replicas."""
+
+    async def open(self, attempt: Attempt, sink: Sink) -> Exchange:
+        """Connect and send; the answer comes to the sink. Raises UpstreamError when the request could not be sent."""
+
+    async def close(self) -> None: ...
+
+
+class PromptReader(Protocol):
+    """Turns a request's input into block hashes under its pool's tokenizer."""
+
+    async def read(self, request: Request, pool: Pool, adapter: str | None) -> Prompt:
+        """Raises InvalidRequest where the pool's chat template refuses the messages."""
+
+
+class PrefixIndex(Protocol):
+    """Which replica holds which KV blocks. Only contiguous prefixes count."""
+
+    def match(self, block_hashes: Sequence[int]) -> Mapping[str, int]:
+        """Leading blocks held, by replica id; replicas that hold none are absent."""
+
+    def insert(self, replica_id: str, block_hashes: Sequence[int]) -> None: ...
+
+    def remove(self, replica_id: str) -> None:
+        """Forget all that this replica held."""
+
+    def num_blocks(self, replica_id: str) -> int: ...
+
+
+class Queue(Protocol):
+    """Whether and when a demand gets a place."""
+
+    async def place(self, demand: Demand) -> Lease:
+        """Wait for a place. Raises Overloaded, NoReplica or Expired. Cancelled while waiting, it leaves at once."""
+
+    def pump(self) -> None:
+        """Something changed (a release, a replica ready): place those who wait, in order."""
+
+
+class Placer(Protocol):
+    """Chooses and reserves in one synchronous step."""
+
+    def place(self, demand: Demand) -> Lease | None:
+        """None while no replica can take it now."""
+
+    def has_ready(self, demand: Demand) -> bool:
+        """Is there a ready replica, full or not, that has not failed this demand?"""
+
+
+class Discovery(Protocol):
+    async def list(self) -> Sequence[ReplicaSpec]:
+        """The full list as it stands now; what is missing from it is gone."""
+
+
+class Filter(Protocol):
+    def keep(self, demand: Demand, candidate: Candidate) -> bool: ...
+
+
+class Scorer(Protocol):
+    """Scores all candidates at once: in seconds (a cost, lower is better) or in 0..1 (a blend, higher is better)."""
+
+    def score(self, demand: Demand, candidates: Sequence[Candidate]) -> list[float]: ...
+
+
+class Picker(Protocol):
+    def pick(self, demand: Demand, candidates: Sequence[Candidate], costs: Sequence[float]) -> int:
+        """Index of the chosen candidate; `costs` are lower-is-better. `candidates` is never empty."""
+
+
+class Policy(Protocol):
+    def decide(self, demand: Demand, candidates: Sequence[Candidate]) -> Decision | None:
+        """None when no candidate passes the filters."""
