@@ -50,15 +50,11 @@ class Request:
     arrived: float
     deadline: float
     is_stream: bool = False
-    wants_usage: bool = False
-    max_tokens: int | None = None
     messages: Sequence[Mapping[str, object]] | None = None
     prompt: object = None
     template_options: Mapping[str, object] = field(default_factory=dict)
     cache_salt: str | None = None
-    tenant: str = "default"
     priority: int = 0
-    session: str | None = None
     headers: Headers = ()
 
 
@@ -174,7 +170,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica that could take a demand. `matched_tokens` of the prompt are in its KV cache, `cached_blocks` in all."""
+    """A replica that could take a demand: tokens of the prompt in its KV cache, blocks that it holds in all."""
 
     replica: Replica
     matched_tokens: int = 0
@@ -195,7 +191,8 @@ class Decision:
     @property
     def reason(self) -> str:
         """One line for the `x-pointsman-reason` header."""
-        return f"policy={self.policy}; matched_tokens={self.matched_tokens}; expected_wait_ms={self.expected_wait_s * 1e3:.1f}"
+        wait_ms = self.expected_wait_s * 1e3
+        return f"policy={self.policy}; matched_tokens={self.matched_tokens}; expected_wait_ms={wait_ms:.1f}"
 
 
 @dataclass(eq=False, slots=True)

@@ -41,8 +41,8 @@ class Flow(Protocol):
 class Reply(Protocol):
     """Where an answer goes. All calls are synchronous; payloads carry no transport framing.
 
-    `head` at most once and before `write`; `end` exactly once, after which nothing follows. An outcome other than OK
-    after a head means the body is incomplete: a transport that can show it (by closing early) must.
+    `head` at most once and before `write`; `end` exactly once, after which nothing follows. Where `is_complete` is
+    false the body is short, and a transport that can show it (by closing early) must.
     """
 
     def bind(self, flow: Flow) -> None: ...
@@ -51,7 +51,7 @@ class Reply(Protocol):
 
     def write(self, payload: bytes) -> None: ...
 
-    def end(self, outcome: Outcome) -> None: ...
+    def end(self, outcome: Outcome, *, is_complete: bool) -> None: ...
 
 
 class Sink(Protocol):

@@ -1,0 +1,204 @@
+"""Every setting, once: default, unit, one line of help. Flags, environment, TOML and the reference come from it.
+
+Knows files and the environment; knows nothing of what the settings do. Order: flag, then `POINTSMAN_<NAME>`, then the
+TOML file, then the default. An unknown key stops the start and suggests the nearest name.
+"""
+
+import argparse
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+
+class ConfigError(Exception):
+    """A setting is wrong; the message is one sentence that names it."""
+
+
+def _setting(default: Any, help: str, unit: str = "") -> Any:
+    metadata = {"help": help, "unit": unit}
+    if isinstance(default, tuple):
+        return field(default=default, metadata=metadata | {"is_list": True})
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings of `pointsman serve`."""
+
+    replica: tuple[str, ...] = _setting((), "an engine replica: URL[,tokenizer=PATH][,api_key=KEY]; repeatable")
+    host: str = _setting("127.0.0.1", "address of the data port")
+    port: int = _setting(30000, "data port: inference over HTTP and SSE")
+    admin_host: str = _setting("127.0.0.1", "address of the admin port")
+    admin_port: int = _setting(30002, "admin port: metrics, replicas, drain")
+    policy: str = _setting("pointsman", "routing preset")
+    max_in_flight: int = _setting(256, "open requests that one replica may hold")
+    max_open_requests: int = _setting(20000, "open requests in this process, queued ones included")
+    max_waiting: int = _setting(10000, "requests that may wait for a replica")
+    max_body_bytes: int = _setting(32 * 2**20, "largest request body", "bytes")
+    request_timeout_s: float = _setting(600.0, "from arrival to the last byte of the answer", "seconds")
+    queue_timeout_s: float = _setting(60.0, "wait for a replica", "seconds")
+    connect_timeout_s: float = _setting(3.0, "connection to a replica", "seconds")
+    first_byte_timeout_s: float = _setting(300.0, "from sending to the first byte of a replica's answer", "seconds")
+    idle_timeout_s: float = _setting(60.0, "silence of a replica, or of a reading client, in mid-answer", "seconds")
+    max_attempts: int = _setting(3, "replicas tried for one request, before its first byte")
+    retry_budget_ratio: float = _setting(0.2, "retries as a share of requests")
+    heartbeat_after_s: float = _setting(10.0, "a stream with no byte so far gets its head and a comment", "seconds")
+    heartbeat_interval_s: float = _setting(15.0, "between comments of a silent stream", "seconds")
+    probe_interval_s: float = _setting(2.0, "between health probes of a replica", "seconds")
+    load_interval_s: float = _setting(0.5, "between load reports of a replica", "seconds")
+    breaker_faults: int = _setting(3, "faults in a row that open a replica's breaker")
+    breaker_open_s: float = _setting(2.0, "an open breaker waits before its next trial", "seconds")
+    index_bytes: int = _setting(256 * 2**20, "most memory of the prefix index", "bytes")
+    token_cache_bytes: int = _setting(64 * 2**20, "most memory of tokenized text", "bytes")
+    forward_authorization: bool = _setting(False, "pass the client's Authorization header to replicas")
+    drain_timeout_s: float = _setting(30.0, "a stopping router waits for open requests", "seconds")
+    log_level: str = _setting("info", "debug, info (a line a request), warning or error")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag a setting, and `--config FILE`. Defaults stay out of the namespace, so that layers can be told apart."""
+    parser.add_argument("--config", metavar="FILE", help="TOML file of settings, named as the flags with underscores")
+    for spec in fields(Settings):
+        flag, text = "--" + spec.name.replace("_", "-"), _help(spec)
+        if spec.type is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+        elif spec.metadata.get("is_list"):
+            parser.add_argument(flag, action="append", metavar="URL", help=text)
+        else:
+            parser.add_argument(flag, metavar=spec.name.rsplit("_", 1)[-1].upper(), help=text)
+
+
+def load(flags: Mapping[str, object], environment: Mapping[str, str], file: str | None) -> Settings:
+    """Merge the layers. Raises ConfigError that names the setting and where it came from."""
+    merged: dict[str, object] = {}
+    for source, layer in (("the file " + (file or ""), _from_file(file)), ("the environment", _from_env(environment))):
+        merged.update({name: _parsed(name, value, source) for name, value in layer.items()})
+    merged.update({name: _parsed(name, value, "a flag") for name, value in flags.items() if value is not None})
+    settings = Settings(**merged)  # type: ignore[arg-type]  # _parsed has checked each against its field
+    _check(settings)
+    return settings
+
+
+def reference(settings: Settings | None = None) -> str:
+    """The settings as a commented TOML file: the reference page, or what is in force."""
+    shown = settings or Settings()
+    return "".join(f"# {_help(spec)}\n{spec.name} = {_toml(getattr(shown, spec.name))}\n" for spec in fields(Settings))
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """`; did you mean `x`?` or nothing."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def _from_file(path: str | None) -> Mapping[str, object]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"The config file {path} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The config file {path} is not valid TOML: {error}.") from None
+
+
+# Kubernetes sets these in every pod beside a Service that is named pointsman; they are not ours.
+_SERVICE_LINK = re.compile(r"POINTSMAN_(SERVICE_|PORT_\d+_)|POINTSMAN_PORT$")
+
+
+def _from_env(environment: Mapping[str, str]) -> Mapping[str, object]:
+    named: dict[str, object] = {}
+    for key, value in environment.items():
+        is_link = _SERVICE_LINK.match(key) and (key != "POINTSMAN_PORT" or "://" in value)
+        if key.startswith("POINTSMAN_") and not is_link:
+            name = key.removeprefix("POINTSMAN_").lower()
+            named[name] = value.split() if name == "replica" else value
+    return named
+
+
+def _parsed(name: str, value: object, source: str) -> object:
+    known = {spec.name: spec for spec in fields(Settings)}
+    if name not in known:
+        raise ConfigError(f"Unknown setting `{name}` in {source}{nearest(name, list(known))}")
+    spec = known[name]
+    try:
+        return _convert(spec, value)
+    except (TypeError, ValueError):
+        wanted = "list of replicas" if spec.metadata.get("is_list") else getattr(spec.type, "__name__", "value")
+        raise ConfigError(f"The setting `{name}` in {source} must be a {wanted}, not {value!r}.") from None
+
+
+def _convert(spec: "Field[Any]", value: object) -> object:
+    if spec.metadata.get("is_list"):
+        return tuple(_replica_text(item) for item in _listed(value))
+    if spec.type is bool:
+        return _truth(value)
+    if isinstance(value, bool):
+        raise TypeError
+    if spec.type is str:
+        return _string(value)
+    number: int | float = int(str(value)) if spec.type is int else float(str(value))
+    return number
+
+
+def _listed(value: object) -> list[object]:
+    if isinstance(value, list | tuple):
+        return list(value)
+    raise TypeError
+
+
+def _replica_text(item: object) -> str:
+    """A TOML table `{url = ..., tokenizer = ...}` and the flag's text are the same thing."""
+    if isinstance(item, dict):
+        options = [f"{key}={value}" for key, value in item.items() if key != "url"]
+        return ",".join([str(item.get("url", "")), *options])
+    return _string(item)
+
+
+def _string(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise TypeError
+
+
+def _truth(value: object) -> bool:
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    raise ValueError
+
+
+def _check(settings: Settings) -> None:
+    for spec in fields(Settings):
+        value = getattr(settings, spec.name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value < float("inf"):
+            raise ConfigError(f"The setting `{spec.name}` must be a number from 0, not {value}.")
+    for name in ("port", "admin_port"):
+        if getattr(settings, name) > 65535:
+            raise ConfigError(f"The setting `{name}` must be at most 65535.")
+    for name in ("max_in_flight", "max_open_requests", "max_body_bytes", "max_attempts"):
+        if getattr(settings, name) < 1:
+            raise ConfigError(f"The setting `{name}` must be at least 1.")
+    levels = ["debug", "info", "warning", "error"]
+    if settings.log_level not in levels:
+        raise ConfigError(f"The setting `log_level` must be one of {', '.join(levels)}, not {settings.log_level!r}.")
+
+
+def _help(spec: "Field[Any]") -> str:
+    unit = f", in {spec.metadata['unit']}" if spec.metadata["unit"] else ""
+    shown = "" if spec.default is MISSING or spec.default == () else f" (default {_toml(spec.default)})"
+    return f"{spec.metadata['help']}{unit}{shown}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)

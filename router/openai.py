@@ -1,0 +1,212 @@
+"""Wire shapes of OpenAI's API, both sides: peeked fields, byte edits, error bodies, SSE framing.
+
+Knows JSON and OpenAI's words; knows nothing of sockets, replicas or time. A body is decoded once, and only the fields
+that routing needs; unknown fields pass through untouched.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from router.core import Surface, Usage
+from router.errors import InvalidRequest, PointsmanError
+
+MAX_RETRY_AFTER_S = 60.0
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class Peek(msgspec.Struct, kw_only=True):
+    """The fields of a chat or completion body that the router reads. Names and types are OpenAI's."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    max_completion_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | list[int] | list[Any] | None = None
+    tools: list[Any] | None = None
+    documents: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+
+    @property
+    def template_options(self) -> Mapping[str, object]:
+        """What the chat template is rendered with besides the messages; names as engines give them to it."""
+        options: dict[str, object] = dict(self.chat_template_kwargs or {})
+        for name in ("tools", "documents", "add_generation_prompt"):
+            if (value := getattr(self, name)) is not None:
+                options[name] = value
+        return options
+
+
+_PEEK = msgspec.json.Decoder(Peek)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_PATH = re.compile(r"`\$\.?([^`]*)`")
+_MISSING = re.compile(r"missing required field `(\w+)`")
+
+
+def peek(body: bytes, surface: Surface) -> Peek:
+    """Decode what routing needs. Raises InvalidRequest that names the field."""
+    try:
+        fields = _PEEK.decode(body)
+    except msgspec.ValidationError as error:
+        raise _invalid_field(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+    if surface is Surface.CHAT:
+        _check_messages(fields.messages)
+    else:
+        _check_prompt(fields.prompt)
+    return fields
+
+
+def _invalid_field(message: str) -> InvalidRequest:
+    if missing := _MISSING.search(message):
+        return InvalidRequest(f"The field `{missing[1]}` is required.", param=missing[1])
+    path = _PATH.search(message)
+    if path is None:
+        return InvalidRequest(f"The body must be a JSON object: {message}.")
+    return InvalidRequest(f"{message.split(' - at ')[0]} in `{path[1]}`.", param=path[1])
+
+
+def _check_messages(messages: list[dict[str, Any]] | None) -> None:
+    if messages is None:
+        raise InvalidRequest("The field `messages` is required.", param="messages")
+    if not messages:
+        raise InvalidRequest("`messages` must hold at least one message.", param="messages")
+    for i, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            raise InvalidRequest(f"`messages[{i}].role` must be a string.", param=f"messages[{i}].role")
+        if not isinstance(message.get("content"), str | list | None):
+            where = f"messages[{i}].content"
+            raise InvalidRequest(f"`{where}` must be a string, a list of parts or null.", param=where)
+
+
+def _check_prompt(prompt: object) -> None:
+    if prompt is None:
+        raise InvalidRequest("The field `prompt` is required.", param="prompt")
+    if isinstance(prompt, list):
+        if not prompt:
+            raise InvalidRequest("`prompt` must not be empty.", param="prompt")
+        is_batch = isinstance(prompt[0], str | list)
+        texts_or_ids = prompt if is_batch else [prompt]
+        if not all(isinstance(item, str) or _are_token_ids(item) for item in texts_or_ids):
+            raise InvalidRequest("`prompt` must be a string, token ids, or a list of either.", param="prompt")
+
+
+def _are_token_ids(item: object) -> bool:
+    return isinstance(item, list) and bool(item) and all(type(i) is int and 0 <= i < 2**32 for i in item)
+
+
+def without_field(body: bytes, name: str) -> bytes:
+    """The body less one top-level field; every other value keeps its very bytes."""
+    fields = _FIELDS.decode(body)
+    del fields[name]
+    return msgspec.json.encode(fields)
+
+
+def error_body(error: PointsmanError) -> bytes:
+    """OpenAI's error body as JSON bytes."""
+    return msgspec.json.encode({"error": _error_object(error)})
+
+
+def _error_object(error: PointsmanError) -> dict[str, object]:
+    return {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+
+
+def retry_after(error: PointsmanError) -> str | None:
+    """The Retry-After header in whole seconds, at most 60: SDKs give up on longer ones."""
+    if error.retry_after_s is None:
+        return None
+    return str(max(1, round(min(error.retry_after_s, MAX_RETRY_AFTER_S))))
+
+
+def normalised_error(status: int, body: bytes) -> bytes:
+    """A replica's error answer as an OpenAI error body: the same words, whatever shape it came in."""
+    try:
+        answer = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        answer = body.decode("utf-8", "replace")[:2000].strip()
+    found = answer.get("error", answer) if isinstance(answer, dict) else answer
+    if not isinstance(found, dict):
+        found = {"message": found}
+    message = found.get("message") or found.get("detail") or found.get("msg") or f"The replica answered {status}."
+    kind = found.get("type") or ("invalid_request_error" if status < 500 else "upstream_error")
+    text = message if isinstance(message, str) else json.dumps(message)
+    error = {"message": text, "type": kind, "param": found.get("param"), "code": found.get("code")}
+    return msgspec.json.encode({"error": error})
+
+
+def sse_error(error: PointsmanError) -> bytes:
+    """What ends a stream that failed: an error event, then [DONE]; never an invented finish_reason."""
+    return b"data: " + error_body(error) + b"\n\ndata: [DONE]\n\n"
+
+
+def sse_comment(text: str) -> bytes:
+    """A comment of its own: SDKs skip it, proxies see a live stream."""
+    return f": {text}\n\n".encode()
+
+
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+
+
+def find_usage(payload: bytes) -> Usage | None:
+    """The last usage object in a piece of an answer (JSON body or SSE events), None where there is none."""
+    start = max((match.end() - 1 for match in _USAGE.finditer(payload)), default=None)
+    if start is None:
+        return None
+    try:
+        usage, _ = json.JSONDecoder().raw_decode(payload[start:].decode("utf-8", "replace"))
+    except ValueError:
+        return None
+    details = usage.get("prompt_tokens_details") or {}
+    return Usage(
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
+        output_tokens=_count(usage.get("completion_tokens")),
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int else None
+
+
+MAX_HELD_BYTES = 64 * 1024
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+
+
+class EventStream:
+    """Passes whole SSE events on and holds an incomplete tail, so that an error event can follow cleanly.
+
+    `is_done` once [DONE] came; `usage` is the last one seen. A single event over 64 KiB is passed in pieces.
+    """
+
+    __slots__ = ("_held", "is_done", "usage")
+
+    def __init__(self) -> None:
+        self._held = b""
+        self.is_done = False
+        self.usage: Usage | None = None
+
+    def feed(self, payload: bytes) -> bytes:
+        """The whole events that this payload completes, maybe none."""
+        if self._held:
+            payload, self._held = self._held + payload, b""
+        if not payload.endswith(_EVENT_ENDS):
+            cut = max((payload.rfind(end) + len(end) for end in _EVENT_ENDS if end in payload), default=0)
+            if len(payload) - cut <= MAX_HELD_BYTES:
+                payload, self._held = payload[:cut], payload[cut:]
+        if b'"usage"' in payload:
+            self.usage = find_usage(payload) or self.usage
+        if b"[DONE]" in payload[-16:]:
+            self.is_done = payload.rstrip().endswith((b"data: [DONE]", b"data:[DONE]"))
+        return payload

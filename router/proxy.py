@@ -1,0 +1,140 @@
+"""The data path: one request, its steps, one screen. Every transport hands its requests to `Proxy.handle`.
+
+Knows the order of steps and what a failure means for the next try; knows nothing of sockets, tokens or scores.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from router import headers
+from router.admission.gate import Gate
+from router.core import Attempt, Demand, Lease, Outcome, Pool, Prompt, Request
+from router.errors import ContextTooLong, Draining, PointsmanError
+from router.openai import without_field
+from router.ports import Clock, Placer, PromptReader, Queue, Reply, Upstream
+from router.relay import Phase, Relay, RelayTimes
+from router.retries import RetryBudget
+from router.telemetry.journal import Journal
+
+Known = Callable[[str, float], Awaitable[tuple[Pool, str | None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyLimits:
+    """How often and how long one request tries. Seconds, except `max_attempts`."""
+
+    max_attempts: int = 3
+    retry_jitter_s: float = 0.02
+    connect_timeout_s: float = 3.0
+    first_byte_timeout_s: float = 300.0
+    idle_timeout_s: float = 60.0
+    forward_credentials: bool = False
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Proxy:
+    """Carries requests. `known` finds a model's pool and adapter, waiting while replicas are still unidentified."""
+
+    gate: Gate
+    known: Known
+    prompts: PromptReader
+    queue: Queue
+    placer: Placer
+    upstream: Upstream
+    clock: Clock
+    limits: ProxyLimits
+    times: RelayTimes
+    budget: RetryBudget
+    journal: Journal
+    open_relays: set[Relay]
+
+    async def handle(self, request: Request, reply: Reply) -> None:
+        """Serve one request to its end. Raises only CancelledError."""
+        relay = Relay(request, reply, self.clock, self.times)
+        self.open_relays.add(relay)
+        outcome = Outcome.CLIENT_GONE
+        try:
+            with self.gate.enter(request):
+                await self._serve(request, relay)
+            outcome = Outcome.OK
+        except PointsmanError as error:
+            outcome = relay.outcome_of(error)
+            relay.fail(error)
+        except asyncio.CancelledError:
+            relay.fail(Draining("The router is stopping.", retry_after_s=1.0))
+            raise
+        except Exception:
+            outcome = Outcome.REJECTED
+            self.journal.broke(request)
+            relay.fail(PointsmanError("The router failed to serve this request."))
+        finally:
+            self.open_relays.discard(relay)
+            self.journal.ended(request, relay.lease, relay.status, relay.usage, outcome)
+
+    async def _serve(self, request: Request, relay: Relay) -> None:
+        self.budget.earn()
+        pool, adapter = await self.known(request.model, request.deadline)
+        prompt = await self.prompts.read(request, pool, adapter)
+        _check_length(request, prompt, pool)
+        demand = Demand(request, pool, prompt, adapter)
+        while True:
+            lease = await self.queue.place(demand)
+            self.journal.placed(lease)
+            error = await self._attempt(lease, relay)
+            if error is None:
+                return
+            demand = await self._next(demand, lease, relay, error)
+
+    async def _attempt(self, lease: Lease, relay: Relay) -> PointsmanError | None:
+        """Carry the answer of one replica. The lease ends with the body, not with the head: the replica is busy."""
+        with lease:
+            try:
+                await relay.carry(self.upstream, self._wire(lease), lease)
+            except PointsmanError as error:
+                lease.release(relay.outcome_of(error), error)
+                return error
+            else:
+                lease.release(Outcome.OK)
+                return None
+            finally:
+                self.journal.attempted(lease)
+
+    async def _next(self, demand: Demand, lease: Lease, relay: Relay, error: PointsmanError) -> Demand:
+        """The demand for another try without this replica. Raises the error where there is none to be had."""
+        again = replace(demand, tried=demand.tried | {lease.replica.id})
+        may_retry = error.retryable and relay.phase in (Phase.SILENT, Phase.HELD)
+        if not may_retry or len(again.tried) >= self.limits.max_attempts or not self.placer.has_ready(again):
+            raise error
+        if not self.budget.spend():
+            raise error
+        self.journal.retried(error)
+        await asyncio.sleep(random.random() * self.limits.retry_jitter_s)
+        return again
+
+    def _wire(self, lease: Lease) -> Attempt:
+        request, limits = lease.demand.request, self.limits
+        spec = lease.replica.spec
+        return Attempt(
+            replica=lease.replica,
+            path=request.surface.value,
+            headers=headers.to_replica(
+                request.headers, spec, request.id, forward_credentials=limits.forward_credentials
+            ),
+            # Our queue's field: engines without priority scheduling refuse it.
+            body=without_field(request.body, "priority") if request.priority else request.body,
+            connect_timeout_s=limits.connect_timeout_s,
+            first_byte_timeout_s=limits.first_byte_timeout_s,
+            idle_timeout_s=limits.idle_timeout_s,
+        )
+
+
+def _check_length(request: Request, prompt: Prompt, pool: Pool) -> None:
+    """Refuse what no replica of the pool can hold. Guessed lengths refuse nothing: the engine knows."""
+    limit = pool.max_model_len
+    if limit is not None and prompt.is_exact and prompt.num_tokens >= limit:
+        name = "prompt" if request.messages is None else "messages"
+        raise ContextTooLong(
+            f"The prompt has {prompt.num_tokens} tokens; the context of `{request.model}` holds {limit}.", param=name
+        )

@@ -1,0 +1,294 @@
+"""Replica bytes to Reply, for one request over all its attempts. Bytes move by callback, never by an await.
+
+Knows phases, timeouts, heartbeats and in-band errors; knows nothing of sockets, of choosing, or of what an answer
+says beyond its SSE framing and usage. It is the `Sink` of each attempt and the `Flow` behind the reply.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from router import headers, openai
+from router.core import Attempt, Headers, Lease, Outcome, Request, Usage
+from router.errors import (
+    BadAnswer,
+    ConnectionCut,
+    Expired,
+    PointsmanError,
+    UpstreamError,
+    UpstreamStatus,
+    UpstreamTimeout,
+)
+from router.ports import Clock, Exchange, Reply, Upstream
+
+MAX_ERROR_BYTES = 64 * 1024
+_USAGE_TAIL_BYTES = 4096
+
+
+class Phase(Enum):
+    """What the client has seen. SILENT -> (HELD ->) FLOWING -> ENDED, and ENDED from anywhere."""
+
+    SILENT = "nothing"
+    HELD = "a head and comments, sent early"
+    FLOWING = "content"
+    ENDED = "the end"
+
+
+@dataclass(frozen=True, slots=True)
+class RelayTimes:
+    """Seconds: an early head after `heartbeat_after_s` of silence, then a comment each `heartbeat_interval_s`."""
+
+    heartbeat_after_s: float = 10.0
+    heartbeat_interval_s: float = 15.0
+
+
+class ClientStalled(PointsmanError):
+    """The client stopped reading for longer than the idle timeout. Nobody will see this error."""
+
+    status = 408
+    code = "client_stalled"
+
+
+@dataclass(eq=False, slots=True)
+class Incoming:
+    """One answer of a replica, as far as it came. `status` is 0 until the head."""
+
+    last_byte_at: float
+    status: int = 0
+    headers: Headers = ()
+    events: openai.EventStream | None = None
+    error_bytes: bytes = b""
+    json_tail: bytes = b""
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def usage(self) -> Usage | None:
+        return self.events.usage if self.events is not None else openai.find_usage(self.json_tail)
+
+    def status_error(self) -> UpstreamStatus:
+        wait = headers.find(self.headers, "retry-after")
+        wait_s = float(wait) if wait is not None and wait.isdigit() else None
+        body = openai.normalised_error(self.status, self.error_bytes)
+        return UpstreamStatus(self.status, body, retry_after_s=wait_s)
+
+
+class Relay:
+    """Create it inside the task that serves the request: a client that leaves cancels that task."""
+
+    def __init__(self, request: Request, reply: Reply, clock: Clock, times: RelayTimes) -> None:
+        self.request = request
+        self.phase = Phase.SILENT
+        self.status = 0
+        self.is_client_gone = False
+        self.first_byte_at: float | None = None
+        self.lease: Lease | None = None
+        self._reply = reply
+        self._clock = clock
+        self._times = times
+        self._task = asyncio.current_task()
+        self._last_sent = request.arrived
+        self._paused_at: float | None = None
+        self._attempt: Attempt | None = None
+        self._exchange: Exchange | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._incoming = Incoming(clock())
+        reply.bind(self)
+
+    # for the proxy
+
+    async def carry(self, upstream: Upstream, attempt: Attempt, lease: Lease) -> None:
+        """One attempt, to the end of its answer. Raises what went wrong; `phase` says whether the client saw any."""
+        self._incoming = Incoming(self._clock())
+        self.lease, self._attempt = lease, attempt
+        self._done = asyncio.get_running_loop().create_future()
+        try:
+            self._exchange = await upstream.open(attempt, self)
+            if self._paused_at is not None:
+                self._exchange.pause()
+            await self._done
+        finally:
+            self._detach()
+
+    def fail(self, error: PointsmanError) -> None:
+        """End the reply with an error: as a status if no head went out, in-band in a stream, else by cutting it."""
+        if self.phase is Phase.ENDED:
+            return
+        was, self.phase = self.phase, Phase.ENDED
+        if was is Phase.SILENT:
+            self._fail_with_status(error)
+        elif self._can_tell(was, error):
+            self._reply.write(openai.sse_error(error))
+            self._reply.end(self.outcome_of(error), is_complete=True)
+        else:
+            self._reply.end(self.outcome_of(error), is_complete=False)
+
+    def _can_tell(self, was: Phase, error: PointsmanError) -> bool:
+        is_stream = was is Phase.HELD or self._incoming.events is not None
+        return is_stream and not isinstance(error, ClientStalled)
+
+    def outcome_of(self, error: PointsmanError) -> Outcome:
+        if isinstance(error, ClientStalled):
+            return Outcome.CLIENT_GONE
+        if isinstance(error, Expired):
+            return Outcome.EXPIRED
+        if isinstance(error, UpstreamError):
+            return Outcome.CUT_MID_STREAM if self.first_byte_at is not None else Outcome.UPSTREAM_FAILED
+        return Outcome.REJECTED
+
+    @property
+    def usage(self) -> Usage:
+        """What the replica said of this answer's tokens, with our times."""
+        found = self._incoming.usage
+        arrived = self.request.arrived
+        first_s = None if self.first_byte_at is None else self.first_byte_at - arrived
+        return replace(found or Usage(), first_token_s=first_s, total_s=self._clock() - arrived)
+
+    def tick(self, now: float) -> None:
+        """Look at the clock, a few times a second: deadline, silence of either side, heartbeat."""
+        if self.phase is Phase.ENDED:
+            return
+        if now >= self.request.deadline:
+            self._interrupt(Expired("The request's deadline passed before its answer was complete."))
+        elif self._paused_at is not None:
+            self._check_reader(now, self._paused_at)
+        elif self._attempt is not None:
+            self._check_replica(now, self._attempt)
+        if self.phase in (Phase.SILENT, Phase.HELD) and self.request.is_stream:
+            self._heartbeat(now)
+
+    # Flow: the way back from the reply
+
+    def pause(self) -> None:
+        self._paused_at = self._clock()
+        if self._exchange is not None:
+            self._exchange.pause()
+
+    def resume(self) -> None:
+        self._paused_at = None
+        self._incoming.last_byte_at = self._clock()
+        if self._exchange is not None:
+            self._exchange.resume()
+
+    def gone(self) -> None:
+        self.is_client_gone = True
+        self.phase = Phase.ENDED
+        self._detach()
+        if self._task is not None:
+            self._task.cancel()
+
+    # Sink: what comes from the replica
+
+    def on_head(self, status: int, headers_in: Headers) -> None:
+        answer = self._incoming
+        answer.last_byte_at = self._clock()
+        answer.status, answer.headers = status, headers_in
+        if answer.is_success and headers.is_event_stream(headers_in):
+            answer.events = openai.EventStream()
+        elif answer.is_success and self.phase is Phase.HELD:
+            self._interrupt(BadAnswer("The replica answered a stream request with something else."))
+
+    def on_body(self, payload: bytes) -> None:
+        answer = self._incoming
+        answer.last_byte_at = now = self._clock()
+        if not answer.is_success:
+            answer.error_bytes = (answer.error_bytes + payload)[:MAX_ERROR_BYTES]
+            return
+        if self.first_byte_at is None:
+            self._begin_content(now)
+        if answer.events is not None:
+            payload = answer.events.feed(payload)
+        else:
+            answer.json_tail = (answer.json_tail + payload)[-_USAGE_TAIL_BYTES:]
+        if payload:
+            self._send(payload)
+
+    def on_end(self) -> None:
+        answer = self._incoming
+        if not answer.is_success:
+            self._settle(answer.status_error())
+        elif answer.events is not None and not answer.events.is_done:
+            self._settle(ConnectionCut("The replica ended its stream without [DONE]."))
+        else:
+            self._send(b"")
+            self.phase = Phase.ENDED
+            self._reply.end(Outcome.OK, is_complete=True)
+            self._settle(None)
+
+    def on_error(self, error: UpstreamError) -> None:
+        self._settle(error)
+
+    # the rest
+
+    def _begin_content(self, now: float) -> None:
+        self.first_byte_at = now
+        if self.lease is not None:
+            self.lease.start()
+
+    def _send(self, payload: bytes) -> None:
+        if self.phase is Phase.SILENT and self.lease is not None:
+            answer = self._incoming
+            self.status = answer.status
+            is_stream = answer.events is not None
+            self._reply.head(answer.status, headers.to_client(answer.headers, self.lease, is_stream=is_stream))
+        elif self.phase is Phase.HELD and self.lease is not None:
+            for name, value in headers.explained(self.lease):
+                self._reply.write(openai.sse_comment(f"{name}: {value}"))
+        self.phase = Phase.FLOWING
+        if payload:
+            self._reply.write(payload)
+
+    def _fail_with_status(self, error: PointsmanError) -> None:
+        body = error.body if isinstance(error, UpstreamStatus) else openai.error_body(error)
+        fields = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        if (wait := openai.retry_after(error)) is not None:
+            fields.append(("retry-after", wait))
+        reason = headers.explained(self.lease) if self.lease is not None else (("x-request-id", self.request.id),)
+        self.status = error.status
+        self._reply.head(error.status, [*fields, *reason])
+        self._reply.write(body)
+        self._reply.end(self.outcome_of(error), is_complete=True)
+
+    def _check_reader(self, now: float, paused_at: float) -> None:
+        if self._attempt is not None and now - paused_at > self._attempt.idle_timeout_s:
+            self._interrupt(ClientStalled("The client stopped reading."))
+
+    def _check_replica(self, now: float, attempt: Attempt) -> None:
+        # Counted from the first content byte: some engines send the head at once and the first token much later.
+        limit_s = attempt.first_byte_timeout_s if self.first_byte_at is None else attempt.idle_timeout_s
+        if now - self._incoming.last_byte_at > limit_s:
+            self._interrupt(UpstreamTimeout(f"The replica was silent for {limit_s:g} s."))
+
+    def _heartbeat(self, now: float) -> None:
+        if self.phase is Phase.SILENT:
+            if now - self._last_sent < self._times.heartbeat_after_s:
+                return
+            self.phase, self.status = Phase.HELD, 200
+            fields = [("content-type", "text/event-stream; charset=utf-8"), *headers.STREAM_HEADERS]
+            self._reply.head(200, [*fields, ("x-request-id", self.request.id)])
+        elif now - self._last_sent < self._times.heartbeat_interval_s:
+            return
+        self._last_sent = now
+        self._reply.write(openai.sse_comment("waiting for a replica"))
+
+    def _interrupt(self, error: PointsmanError) -> None:
+        """Stop the attempt. In the queue and while connecting other timers rule: nothing to stop here."""
+        if self._exchange is not None:
+            self._exchange.abort()
+            self._settle(error)
+
+    def _settle(self, error: PointsmanError | None) -> None:
+        if self._done is None or self._done.done():
+            return
+        if error is None:
+            self._done.set_result(None)
+        else:
+            self._done.set_exception(error)
+
+    def _detach(self) -> None:
+        self._attempt = None
+        if self._exchange is not None:
+            self._exchange.abort()
+            self._exchange = None

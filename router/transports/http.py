@@ -1,0 +1,254 @@
+"""The data port: HTTP/1.1 by asyncio.Protocol. Serves the inference routes; lends all other requests to aiohttp.
+
+Knows connections, routes and request headers; what a request means is the proxy's matter. One request at a time is
+served on a connection, others wait their turn. It keeps reading meanwhile: that is how it hears a client leave.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, cast
+
+from router import openai
+from router.core import Request, Surface
+from router.errors import InvalidRequest, MethodNotAllowed, PointsmanError
+from router.headers import request_id
+from router.ports import Clock
+from router.transports.loan import Loan
+from router.transports.reader import Message, Refusal, RequestReader
+from router.transports.reply import HttpReply, encode_head
+
+Handle = Callable[[Request, HttpReply], Coroutine[Any, Any, None]]
+
+_SURFACES = {surface.value: surface for surface in Surface}
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+# A slow client stops our reading of it, and of the replica, at this much unsent.
+MAX_UNSENT_BYTES = 64 * 1024
+MAX_BACKLOG_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PortLimits:
+    """Seconds and bytes. `head_timeout_s` from a request's first byte to its whole head; `body_timeout_s` of silence
+    in a body; `idle_timeout_s` between requests; `linger_s` for a refused client to hear why."""
+
+    request_timeout_s: float = 600.0
+    max_body_bytes: int = 32 * 2**20
+    head_timeout_s: float = 15.0
+    body_timeout_s: float = 30.0
+    idle_timeout_s: float = 75.0
+    linger_s: float = 2.0
+
+
+class SlowRequest(InvalidRequest):
+    status = 408
+    code = "request_too_slow"
+
+
+class DataPort:
+    """All client connections of one process. `open_web` makes an aiohttp handler; `refused(status)` is told of
+    requests that never reached the proxy."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        open_web: Callable[[], asyncio.Protocol],
+        refused: Callable[[int], None],
+        clock: Clock,
+        limits: PortLimits,
+    ) -> None:
+        self.handle = handle
+        self.open_web = open_web
+        self.refused = refused
+        self.clock = clock
+        self.limits = limits
+        self.connections: set[ClientConnection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, request: Request, reply: HttpReply) -> None:
+        """Serve a request in a task of this port's."""
+        task = asyncio.get_running_loop().create_task(self.handle(request, reply))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def sweep(self) -> None:
+        """Close connections that are too slow or idle for too long. Called about once a second."""
+        now = self.clock()
+        for connection in list(self.connections):
+            connection.check(now)
+
+    async def close(self) -> None:
+        """Cancel what is still served, and close every connection."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connection in list(self.connections):
+            connection.close()
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client. `_reply` or `_loan` is what it is busy with; `_since` is when it last changed what it does."""
+
+    def __init__(self, port: DataPort) -> None:
+        self._port = port
+        self._reader = RequestReader(port.limits.max_body_bytes, self._on_expect)
+        self._reply: HttpReply | None = None
+        self._loan: Loan | None = None
+        self._is_busy = self._is_lingering = self._is_reading_paused = False
+        self._since = port.clock()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
+        self._port.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_lingering:
+            return
+        was_mid_message = self._reader.is_mid_message
+        self._reader.feed(data)
+        if not was_mid_message or not self._reader.is_in_head:
+            self._since = self._port.clock()
+        self._serve_next()
+        if self._is_busy and self._reader.num_bytes > MAX_BACKLOG_BYTES:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._port.connections.discard(self)
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            reply.lost()
+        if self._loan is not None:
+            self._loan.lost(exc)
+
+    def pause_writing(self) -> None:
+        if self._reply is not None:
+            self._reply.pause()
+        elif self._loan is not None:
+            self._loan.pause()
+
+    def resume_writing(self) -> None:
+        if self._reply is not None:
+            self._reply.resume()
+        elif self._loan is not None:
+            self._loan.resume()
+
+    # for the port
+
+    def check(self, now: float) -> None:
+        limits, spent_s = self._port.limits, now - self._since
+        if self._is_lingering:
+            if spent_s > limits.linger_s:
+                self._transport.abort()
+        elif self._reader.is_in_head and spent_s > limits.head_timeout_s and not self._is_busy:
+            self._refuse(SlowRequest("The request's head took too long."))
+        elif self._reader.is_mid_message and spent_s > limits.body_timeout_s and not self._is_busy:
+            self._refuse(SlowRequest("The request's body took too long."))
+        elif not self._is_busy and spent_s > limits.idle_timeout_s:
+            self._transport.close()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    # the rest
+
+    def _serve_next(self) -> None:
+        waiting = self._reader.waiting
+        while waiting and not self._is_busy and not self._transport.is_closing():
+            item = waiting.popleft()
+            if isinstance(item, Refusal):
+                self._refuse(item.error)
+                return
+            self._serve(item)
+        if self._is_reading_paused and not self._is_busy:
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+
+    def _serve(self, message: Message) -> None:
+        surface = _SURFACES.get(message.path)
+        self._is_busy = True
+        if surface is None:
+            self._lend(message)
+            return
+        try:
+            request = _request(message, surface, self._port.clock(), self._port.limits.request_timeout_s)
+        except PointsmanError as error:
+            self._answer(message, error)
+            return
+        self._reply = self._new_reply(message)
+        self._port.start(request, self._reply)
+
+    def _lend(self, message: Message) -> None:
+        if self._loan is None:
+            self._loan = Loan(self._transport, self._port.open_web, self._free)
+        self._loan.lend(message)
+
+    def _new_reply(self, message: Message) -> HttpReply:
+        is_http10 = message.version == "1.0"
+        return HttpReply(self._transport, self._free, keeps_alive=message.keeps_alive, is_http10=is_http10)
+
+    def _free(self, may_go_on: bool) -> None:
+        """The answer is written: on to the next request, or the end."""
+        self._reply = None
+        self._is_busy = False
+        self._since = self._port.clock()
+        if may_go_on:
+            self._serve_next()
+        else:
+            self._transport.close()
+
+    def _answer(self, message: Message, error: PointsmanError) -> None:
+        """A whole request that is wrong: the connection goes on, with the next turn of `_serve_next`'s loop."""
+        self._port.refused(error.status)
+        self._transport.write(_error_answer(error, request_id(message.headers), message.keeps_alive))
+        self._is_busy = False
+        if not message.keeps_alive:
+            self._transport.close()
+
+    def _refuse(self, error: PointsmanError) -> None:
+        """What came cannot be framed, or is too much: say why, and read no more. A close at once would let the
+        kernel reset the connection before the client has read the answer."""
+        self._port.refused(error.status)
+        self._is_lingering = True
+        self._since = self._port.clock()
+        self._transport.write(_error_answer(error, request_id(()), False))
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _on_expect(self) -> None:
+        if not self._is_busy:
+            self._transport.write(_CONTINUE)
+
+
+def _request(message: Message, surface: Surface, now: float, timeout_s: float) -> Request:
+    if message.method != "POST":
+        raise MethodNotAllowed(f"{message.path} takes POST, not {message.method}.")
+    fields = openai.peek(message.body, surface)
+    return Request(
+        id=request_id(message.headers),
+        surface=surface,
+        model=fields.model,
+        body=message.body,
+        arrived=now,
+        deadline=now + timeout_s,
+        is_stream=bool(fields.stream),
+        messages=fields.messages if surface is Surface.CHAT else None,
+        prompt=fields.prompt,
+        template_options=fields.template_options,
+        cache_salt=fields.cache_salt,
+        priority=fields.priority or 0,
+        headers=message.headers,
+    )
+
+
+def _error_answer(error: PointsmanError, id: str, keeps_alive: bool) -> bytes:
+    body = openai.error_body(error)
+    fields = [("content-type", "application/json"), ("content-length", str(len(body))), ("x-request-id", id)]
+    if isinstance(error, MethodNotAllowed):
+        fields.append(("allow", "POST"))
+    if not keeps_alive:
+        fields.append(("connection", "close"))
+    return encode_head(error.status, fields) + body

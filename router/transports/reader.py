@@ -1,0 +1,159 @@
+"""Client bytes to whole HTTP/1.1 requests, in order, or a refusal. Knows framing and limits; knows no routes.
+
+A refusal ends the connection: what follows it cannot be framed with certainty. Requests that came before it in the
+same read are still answered, so both wait in one line.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httptools
+
+from router.core import Headers
+from router.errors import BodyTooLarge, HeadTooLarge, InvalidRequest, PointsmanError, UnsupportedEncoding
+
+MAX_HEAD_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One request as received. `target` is the raw request target; header names are lower case."""
+
+    method: str
+    target: bytes
+    version: str
+    headers: Headers
+    body: bytes
+    keeps_alive: bool
+
+    @property
+    def path(self) -> str:
+        return self.target.split(b"?", 1)[0].decode("latin-1")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    error: PointsmanError
+
+
+class RequestReader:
+    """Feed it what the socket brings; take from `waiting`. `on_expect` is called when a client awaits 100 Continue."""
+
+    def __init__(self, max_body_bytes: int, on_expect: Callable[[], None]) -> None:
+        self.waiting: deque[Message | Refusal] = deque()
+        self.is_mid_message = False
+        self._max_body_bytes = max_body_bytes
+        self._on_expect = on_expect
+        self._is_broken = False
+        self._begin_stream()
+
+    @property
+    def is_in_head(self) -> bool:
+        return self.is_mid_message and not self._is_head_seen
+
+    @property
+    def num_bytes(self) -> int:
+        """Body bytes that wait."""
+        return sum(len(item.body) for item in self.waiting if isinstance(item, Message))
+
+    def feed(self, data: bytes) -> None:
+        if self._is_broken:
+            return
+        if not self._is_head_seen:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._resume_after_upgrade(data, upgrade.args[0])
+        except httptools.HttpParserError as error:
+            self._refuse(InvalidRequest(f"The request is not valid HTTP: {error}."))
+        if not self._is_head_seen and self.is_mid_message and self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(HeadTooLarge(f"The request's head is over {MAX_HEAD_BYTES} bytes."))
+
+    # httptools' callbacks
+
+    def on_message_begin(self) -> None:
+        self.is_mid_message = True
+        self._is_head_seen = False
+        self._target = b""
+        self._headers: list[tuple[str, str]] = []
+        self._pieces: list[bytes] = []
+        self._num_body_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_head_seen:  # later ones are trailers
+            self._headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
+
+    def on_headers_complete(self) -> None:
+        self._is_head_seen = True
+        self._head_bytes = 0
+        if not self._is_broken:
+            self._check_head()
+
+    def on_body(self, payload: bytes) -> None:
+        self._num_body_bytes += len(payload)
+        if self._num_body_bytes > self._max_body_bytes:
+            self._refuse_body()
+        elif not self._is_broken:
+            self._pieces.append(payload)
+
+    def on_message_complete(self) -> None:
+        self.is_mid_message = False
+        if self._is_broken or self._is_upgrade_with_body():
+            return
+        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        method, version = self._parser.get_method().decode("latin-1"), self._parser.get_http_version()
+        keeps_alive = bool(self._parser.should_keep_alive())
+        self.waiting.append(Message(method, self._target, version, self._headers, body, keeps_alive))
+        self._is_head_seen = False
+
+    # the rest
+
+    def _begin_stream(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._head_bytes = 0
+        self._is_head_seen = False
+
+    def _check_head(self) -> None:
+        fields = dict(self._headers)
+        num_hosts = sum(name == "host" for name, _ in self._headers)
+        if num_hosts > 1 or (num_hosts == 0 and self._parser.get_http_version() == "1.1"):
+            self._refuse(InvalidRequest("The request must have one Host header."))
+        elif fields.get("content-encoding", "identity").lower() != "identity":
+            self._refuse(UnsupportedEncoding("Only bodies without content-encoding are accepted."))
+        elif int(fields.get("content-length", "0")) > self._max_body_bytes:
+            self._refuse_body()
+        elif fields.get("expect", "").lower() == "100-continue" and not self.waiting:
+            self._on_expect()
+
+    def _refuse_body(self) -> None:
+        self._refuse(BodyTooLarge(f"The body is over the limit of {self._max_body_bytes} bytes."))
+
+    def _refuse(self, error: PointsmanError) -> None:
+        if not self._is_broken:
+            self._is_broken = True
+            self._pieces = []
+            self.waiting.append(Refusal(error))
+
+    def _is_upgrade_with_body(self) -> bool:
+        names = {name for name, _ in self._headers}
+        return "upgrade" in names and bool(names & {"content-length", "transfer-encoding"}) and not self._pieces
+
+    def _resume_after_upgrade(self, data: bytes, offset: int) -> None:
+        """The parser stops at an offer to upgrade (`h2c`) and leaves a body unread. We decline the offer: the same
+        head without it goes through a fresh parser, so that the body is framed as any other."""
+        rest = data[offset:]
+        has_body = self._is_upgrade_with_body()
+        method, version = self._parser.get_method(), self._parser.get_http_version()
+        kept = [(name, value) for name, value in self._headers if name not in ("upgrade", "connection")]
+        self._begin_stream()
+        if has_body:
+            head = b"%s %s HTTP/%s\r\n" % (method, self._target, version.encode())
+            head += "".join(f"{name}: {value}\r\n" for name, value in kept).encode("latin-1") + b"\r\n"
+            rest = head + rest
+        if rest:
+            self.feed(rest)
