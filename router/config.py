@@ -8,9 +8,10 @@ import argparse
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 
@@ -59,10 +60,10 @@ class Settings:
     log_level: str = _setting("info", "debug, info (a line a request), warning or error")
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag a setting, and `--config FILE`. Defaults stay out of the namespace, so that layers can be told apart."""
+def add_flags(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
+    """One flag a setting, and `--config FILE`. An absent flag is None, so that layers can be told apart."""
     parser.add_argument("--config", metavar="FILE", help="TOML file of settings, named as the flags with underscores")
-    for spec in fields(Settings):
+    for spec in (spec for spec in fields(Settings) if spec.name not in without):
         flag, text = "--" + spec.name.replace("_", "-"), _help(spec)
         if spec.type is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
@@ -72,12 +73,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(flag, metavar=spec.name.rsplit("_", 1)[-1].upper(), help=text)
 
 
-def load(flags: Mapping[str, object], environment: Mapping[str, str], file: str | None) -> Settings:
-    """Merge the layers. Raises ConfigError that names the setting and where it came from."""
-    merged: dict[str, object] = {}
+def given(flags: Mapping[str, object]) -> Mapping[str, object]:
+    """Of all flags of a command, those that are settings and were given."""
+    names = {spec.name for spec in fields(Settings)}
+    return {name: value for name, value in flags.items() if name in names and value is not None}
+
+
+def load(
+    flags: Mapping[str, object],
+    environment: Mapping[str, str],
+    file: str | None,
+    defaults: Mapping[str, object] = MappingProxyType({}),
+) -> Settings:
+    """Merge the layers; `defaults` are a command's own. Raises ConfigError that names the setting and its source."""
+    merged: dict[str, object] = dict(defaults)
     for source, layer in (("the file " + (file or ""), _from_file(file)), ("the environment", _from_env(environment))):
         merged.update({name: _parsed(name, value, source) for name, value in layer.items()})
-    merged.update({name: _parsed(name, value, "a flag") for name, value in flags.items() if value is not None})
+    merged.update({name: _parsed(name, value, "a flag") for name, value in flags.items()})
     settings = Settings(**merged)  # type: ignore[arg-type]  # _parsed has checked each against its field
     _check(settings)
     return settings

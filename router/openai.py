@@ -30,7 +30,7 @@ class Peek(msgspec.Struct, kw_only=True):
     max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     messages: list[dict[str, Any]] | None = None
-    prompt: str | list[int] | list[Any] | None = None
+    prompt: str | list[Any] | None = None
     tools: list[Any] | None = None
     documents: list[Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

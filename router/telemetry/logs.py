@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 
-LOGGER = "pointsman"
+LOGGER = "router"  # the package: every module below it logs here
 
 
 class JsonLines(logging.Formatter):

@@ -11,8 +11,16 @@ from dataclasses import dataclass
 import httptools
 
 from router.core import Headers
-from router.errors import BodyTooLarge, HeadTooLarge, InvalidRequest, PointsmanError, UnsupportedEncoding
+from router.errors import (
+    BodyTooLarge,
+    HeadTooLarge,
+    InvalidRequest,
+    MethodNotAllowed,
+    PointsmanError,
+    UnsupportedEncoding,
+)
 
+# Of a head, and of trailers or chunk extensions between two pieces of a body.
 MAX_HEAD_BYTES = 64 * 1024
 
 
@@ -60,16 +68,15 @@ class RequestReader:
     def feed(self, data: bytes) -> None:
         if self._is_broken:
             return
-        if not self._is_head_seen:
-            self._head_bytes += len(data)
+        self._overhead_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._resume_after_upgrade(data, upgrade.args[0])
         except httptools.HttpParserError as error:
             self._refuse(InvalidRequest(f"The request is not valid HTTP: {error}."))
-        if not self._is_head_seen and self.is_mid_message and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(HeadTooLarge(f"The request's head is over {MAX_HEAD_BYTES} bytes."))
+        if self.is_mid_message and self._overhead_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
 
     # httptools' callbacks
 
@@ -90,11 +97,12 @@ class RequestReader:
 
     def on_headers_complete(self) -> None:
         self._is_head_seen = True
-        self._head_bytes = 0
+        self._overhead_bytes = 0
         if not self._is_broken:
             self._check_head()
 
     def on_body(self, payload: bytes) -> None:
+        self._overhead_bytes = 0
         self._num_body_bytes += len(payload)
         if self._num_body_bytes > self._max_body_bytes:
             self._refuse_body()
@@ -103,6 +111,7 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         self.is_mid_message = False
+        self._overhead_bytes = 0
         if self._is_broken or self._is_upgrade_with_body():
             return
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
@@ -115,20 +124,29 @@ class RequestReader:
 
     def _begin_stream(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
-        self._head_bytes = 0
+        self._overhead_bytes = 0
         self._is_head_seen = False
 
     def _check_head(self) -> None:
-        fields = dict(self._headers)
+        fields, version = dict(self._headers), self._parser.get_http_version()
         num_hosts = sum(name == "host" for name, _ in self._headers)
-        if num_hosts > 1 or (num_hosts == 0 and self._parser.get_http_version() == "1.1"):
+        if version not in ("1.0", "1.1"):
+            self._refuse(InvalidRequest(f"The request must be HTTP/1.1, not HTTP/{version}."))
+        elif self._parser.get_method() == b"CONNECT":
+            self._refuse(MethodNotAllowed("CONNECT is not served here."))  # what follows is no HTTP to its client
+        elif len(self._target) + sum(len(name) + len(value) for name, value in self._headers) > MAX_HEAD_BYTES:
+            self._refuse_head()
+        elif num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
             self._refuse(InvalidRequest("The request must have one Host header."))
-        elif fields.get("content-encoding", "identity").lower() != "identity":
+        elif any(name == "content-encoding" and value.lower() != "identity" for name, value in self._headers):
             self._refuse(UnsupportedEncoding("Only bodies without content-encoding are accepted."))
         elif int(fields.get("content-length", "0")) > self._max_body_bytes:
             self._refuse_body()
         elif fields.get("expect", "").lower() == "100-continue" and not self.waiting:
             self._on_expect()
+
+    def _refuse_head(self) -> None:
+        self._refuse(HeadTooLarge(f"The request's head is over {MAX_HEAD_BYTES} bytes."))
 
     def _refuse_body(self) -> None:
         self._refuse(BodyTooLarge(f"The body is over the limit of {self._max_body_bytes} bytes."))
@@ -149,7 +167,9 @@ class RequestReader:
         rest = data[offset:]
         has_body = self._is_upgrade_with_body()
         method, version = self._parser.get_method(), self._parser.get_http_version()
-        kept = [(name, value) for name, value in self._headers if name not in ("upgrade", "connection")]
+        # Not `expect`: it has had its answer.
+        kept = [item for item in self._headers if item[0] not in ("upgrade", "connection", "expect")]
+        kept.append(("connection", "keep-alive" if self._parser.should_keep_alive() else "close"))
         self._begin_stream()
         if has_body:
             head = b"%s %s HTTP/%s\r\n" % (method, self._target, version.encode())

@@ -1,0 +1,74 @@
+"""Commands that ask a running router's admin port. Knows its JSON; shows it as tables."""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+
+_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
+
+
+async def show_replicas(url: str, *, as_json: bool) -> int:
+    """Print the replica table. 1 when the router cannot be asked."""
+    answer = await _ask("GET", f"{url.rstrip('/')}/admin/replicas")
+    if answer is None:
+        return 1
+    if as_json:
+        print(json.dumps(answer["replicas"], indent=2))
+    else:
+        print(_table(answer["replicas"]))
+    return 0
+
+
+async def drain(url: str, replica: str, *, undo: bool) -> int:
+    """Drain a replica, or undo it. 1 when the router cannot be asked or knows no such replica."""
+    verb = "undrain" if undo else "drain"
+    answer = await _ask("POST", f"{url.rstrip('/')}/admin/replicas/{quote(replica, safe=':')}/{verb}")
+    if answer is None:
+        return 1
+    print(f"{replica} {'serves again' if undo else 'gets nothing new'}")
+    return 0
+
+
+async def _ask(method: str, url: str) -> Any:
+    """The JSON answer, or None after one sentence on standard error."""
+    try:
+        async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.request(method, url) as response:
+            answer = await response.json()
+            if response.status < 400:
+                return answer
+            print(f"pointsman: {answer['error']['message']}", file=sys.stderr)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        print(f"pointsman: no router answers at {url}: {error}", file=sys.stderr)
+    return None
+
+
+_COLUMNS = {
+    "REPLICA": "id",
+    "STATE": "state",
+    "BREAKER": "breaker",
+    "IN FLIGHT": "in_flight",
+    "RUNNING": "running",
+    "WAITING": "waiting",
+    "KV USED": "kv_used_ratio",
+    "BLOCKS KNOWN": "cached_blocks",
+    "MODELS": "models",
+}
+
+
+def _table(replicas: list[Mapping[str, Any]]) -> str:
+    """Columns as wide as they must be: a pipe or a narrow terminal never loses a name."""
+    rows = [list(_COLUMNS), *([_shown(row[name]) for name in _COLUMNS.values()] for row in replicas)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.0%}"
+    if isinstance(value, list):
+        return ", ".join(value) or "-"
+    return "-" if value is None else str(value)

@@ -1,0 +1,163 @@
+"""The `pointsman` command: its subcommands and their flags. Knows words on a terminal; the work is done elsewhere."""
+
+import argparse
+import asyncio
+import difflib
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from types import MappingProxyType
+from typing import NoReturn
+
+import uvloop
+
+from router import admin, chat, config, up
+from router.app import Router
+from router.config import ConfigError, Settings
+from router.telemetry.logs import open_log
+
+DATA_URL = "http://127.0.0.1:30000"
+ADMIN_URL = "http://127.0.0.1:30002"
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command; the exit status is 0, 1 for a failure, or 2 for wrong usage."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["engine"]:
+        _exec_engine(words[1:])
+    try:
+        sys.exit(_run(_parser().parse_args(words)))
+    except ConfigError as error:
+        sys.exit(f"pointsman: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _run(flags: argparse.Namespace) -> int:
+    command: Callable[[argparse.Namespace], int] = flags.command
+    return command(flags)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="pointsman", description="Routes requests to LLM engine replicas.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"pointsman {version('pointsman')}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    for name, (add, text) in _COMMANDS.items():
+        add(commands.add_parser(name, help=text, description=text, allow_abbrev=False))
+    commands.add_parser("engine", help="run one replica of the bundled engine: `pointsman engine --help`")
+    return parser
+
+
+def _add_up(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--replicas", type=int, default=2, metavar="N", help="engine replicas to start (default 2)")
+    parser.add_argument("--model", default=up.DEFAULT_MODEL, help=f"name or path (default {up.DEFAULT_MODEL})")
+    config.add_flags(parser, without=("replica",))
+    quiet = {"log_level": "warning"}  # the screen is for people
+    parser.set_defaults(command=lambda flags: up.up(_settings(flags, quiet), flags.replicas, flags.model))
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    config.add_flags(parser)
+    parser.set_defaults(command=lambda flags: _serve(_settings(flags)))
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    config.add_flags(parser)
+    parser.set_defaults(command=lambda flags: _check(_settings(flags)))
+
+
+def _add_replicas(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--admin-url", default=ADMIN_URL, help=f"the router's admin port (default {ADMIN_URL})")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(command=lambda flags: asyncio.run(admin.show_replicas(flags.admin_url, as_json=flags.json)))
+
+
+def _add_drain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("replica", help="its id, as `pointsman replicas` shows it")
+    parser.add_argument("--undo", action="store_true", help="let it serve again")
+    parser.add_argument("--admin-url", default=ADMIN_URL, help=f"the router's admin port (default {ADMIN_URL})")
+    parser.set_defaults(command=lambda flags: asyncio.run(admin.drain(flags.admin_url, flags.replica, undo=flags.undo)))
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("message", nargs="?", help="what to say; without it, a conversation line by line")
+    parser.add_argument("--url", default=DATA_URL, help=f"the router's data port (default {DATA_URL})")
+    parser.add_argument("--model", help="model id (default: the first that the router serves)")
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="longest answer (default 256)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default 0)")
+    parser.add_argument("--why", action="store_true", help="print which replica answered, and why, to standard error")
+    parser.set_defaults(command=lambda flags: asyncio.run(chat.chat(_chat_options(flags), flags.message)))
+
+
+_COMMANDS: Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
+    "up": (_add_up, "fetch a small model, start engine replicas and the router, and say how to talk to them"),
+    "serve": (_add_serve, "run the router in front of replicas that are there"),
+    "check": (_add_check, "check the settings, and print them all as TOML"),
+    "replicas": (_add_replicas, "show the replicas of a running router"),
+    "drain": (_add_drain, "send a replica nothing new"),
+    "chat": (_add_chat, "talk to a model through the router"),
+}
+
+
+def _settings(flags: argparse.Namespace, defaults: Mapping[str, object] = MappingProxyType({})) -> Settings:
+    return config.load(config.given(vars(flags)), os.environ, flags.config, defaults)
+
+
+def _chat_options(flags: argparse.Namespace) -> chat.ChatOptions:
+    return chat.ChatOptions(flags.url.rstrip("/"), flags.model, flags.max_tokens, flags.temperature, flags.why)
+
+
+def _serve(settings: Settings) -> int:
+    if not settings.replica:
+        raise ConfigError("There is no replica to serve; name one with --replica http://HOST:PORT.")
+    uvloop.run(_serve_until_stopped(settings))
+    return 0
+
+
+async def _serve_until_stopped(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    logger = open_log(settings.log_level)
+    router = Router(settings, logger)
+    fields = {"data_port": f"{settings.host}:{settings.port}", "replicas": len(settings.replica)}
+    await router.run(stop, lambda: logger.info("serving", extra={"fields": fields}))
+
+
+def _check(settings: Settings) -> int:
+    Router(settings, open_log("error"))
+    print(config.reference(settings), end="")
+    return 0
+
+
+def _exec_engine(arguments: Sequence[str]) -> NoReturn:
+    """The two streets meet only here: as processes."""
+    os.execv(sys.executable, [sys.executable, "-m", "engine", *arguments])
+
+
+class _Parser(argparse.ArgumentParser):
+    """Suggests the nearest flag or command."""
+
+    def error(self, message: str) -> NoReturn:
+        wrong, known = _wrong_word(message), _known_words(self)
+        close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5) if wrong else []
+        hint = f"; did you mean {close[0]}?" if close else ""
+        self.exit(2, f"{self.prog}: {message}{hint}\n")
+
+
+def _wrong_word(message: str) -> str | None:
+    words = message.replace("'", " ").replace("=", " ").split()
+    if message.startswith("unrecognized arguments:"):
+        return words[2]
+    return words[words.index("choice:") + 1] if "choice:" in words else None
+
+
+def _known_words(parser: argparse.ArgumentParser) -> list[str]:
+    words = [flag for action in parser._actions for flag in action.option_strings]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            words += [word for name, sub in action.choices.items() for word in (name, *_known_words(sub))]
+    return words

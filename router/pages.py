@@ -1,0 +1,98 @@
+"""What operators see of a running router: readiness, the replica table, the gauges. Reads the rooms; changes only
+whether a replica drains."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from router.core import Replica, ReplicaState
+from router.replicas.registry import Registry
+from router.telemetry.metrics import Labels
+from router.transports.web import UnknownReplica
+
+if TYPE_CHECKING:
+    from router.app import Router
+
+
+def readiness(router: "Router") -> tuple[bool, Mapping[str, object]]:
+    """Ready: not draining, some replica ready, and no tokenizer still loading."""
+    replicas = router.registry.replicas()
+    num_ready = sum(replica.state is ReplicaState.READY for replica in replicas)
+    is_draining = router.gate.is_draining
+    detail = {
+        "draining": is_draining,
+        "replicas_ready": num_ready,
+        "replicas_total": len(replicas),
+        "loading_tokenizer": router.is_loading,
+        "knowledge": {replica.id: knowledge(router, replica) for replica in replicas},
+    }
+    return num_ready > 0 and not is_draining and not router.is_loading, detail
+
+
+def knowledge(router: "Router", replica: Replica) -> str:
+    """How well the router knows what this replica has cached: APPROXIMATE by our own dispatches with its tokenizer,
+    BLIND where prompts are hashed as text or the replica is not known yet."""
+    is_exact = replica.pool is not None and router.prompts.has_tokenizer(replica.pool)
+    return "APPROXIMATE" if is_exact else "BLIND"
+
+
+def replica_rows(router: "Router") -> Sequence[Mapping[str, object]]:
+    return [_row(router, replica) for replica in router.registry.replicas()]
+
+
+def _row(router: "Router", replica: Replica) -> Mapping[str, object]:
+    load = replica.load
+    return {
+        "id": replica.id,
+        "url": replica.spec.url,
+        "state": replica.state.value,
+        "breaker": router.registry.breaker_state(replica.id),
+        "models": [*replica.models, *sorted(replica.adapters)],
+        "in_flight": replica.in_flight,
+        "running": load.running if load else None,
+        "waiting": load.waiting if load else None,
+        "kv_used_ratio": load.kv_used_ratio if load else None,
+        "cached_blocks": router.index.num_blocks(replica.id),
+        "expected_wait_s": round(replica.expected_wait_s, 4),
+        "prefill_tokens_per_s": round(replica.prefill_tokens_per_s, 1),
+        "knowledge": knowledge(router, replica),
+    }
+
+
+def set_draining(registry: Registry, id: str, on: bool) -> None:
+    """Raises UnknownReplica."""
+    try:
+        registry.drain(id) if on else registry.undrain(id)
+    except LookupError:
+        known = ", ".join(replica.id for replica in registry.replicas())
+        raise UnknownReplica(f"There is no replica `{id}`; there are: {known}.", param="id") from None
+
+
+def add_gauges(router: "Router") -> None:
+    """Everything that is read on scrape."""
+    add, replicas = router.metrics.add_gauge, router.registry.replicas
+    by_replica, none = ("replica",), ()
+
+    def each(value: str) -> "Sequence[tuple[Labels, float]]":
+        return [((replica.id,), float(getattr(replica, value))) for replica in replicas()]
+
+    add("pointsman_replica_in_flight", "Open leases.", by_replica, lambda: each("in_flight"))
+    add("pointsman_replica_expected_wait_seconds", "Before a prefill.", by_replica, lambda: each("expected_wait_s"))
+    add("pointsman_replica_prefill_tokens_per_second", "Learned.", by_replica, lambda: each("prefill_tokens_per_s"))
+    add("pointsman_replica_state", "1 for the state it is in.", ("replica", "state"), lambda: _states(replicas()))
+    add(
+        "pointsman_replica_knowledge",
+        "1 for how its cache is known: EXACT, APPROXIMATE or BLIND.",
+        ("replica", "knowledge"),
+        lambda: [((replica.id, knowledge(router, replica)), 1.0) for replica in replicas()],
+    )
+    add("pointsman_index_blocks", "KV blocks in the prefix index.", none, lambda: [((), router.index.total_blocks)])
+    add("pointsman_index_bytes", "Bytes of the prefix index.", none, lambda: [((), router.index.num_bytes)])
+    add("pointsman_queue_waiting", "Requests waiting for a replica.", none, lambda: [((), router.queue.num_waiting)])
+    add("pointsman_open_requests", "Requests in this process.", none, lambda: [((), router.gate.num_open)])
+    add("pointsman_loop_lag_seconds", "How late the event loop was.", none, lambda: [((), router.lag_s)])
+
+
+def _states(replicas: Sequence[Replica]) -> Sequence[tuple[Labels, float]]:
+    return [
+        ((replica.id, state.value), float(replica.state is state)) for replica in replicas for state in ReplicaState
+    ]

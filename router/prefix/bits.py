@@ -1,0 +1,86 @@
+"""Which bit stands for which replica. Knows replica ids and counts of blocks; nothing of hashes or of order.
+
+A value of the index holds a generation in its low bits and one bit per replica above them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+GENERATION_BITS = 32
+GENERATION_MASK = (1 << GENERATION_BITS) - 1
+
+
+@dataclass(eq=False, slots=True)
+class ReplicaBits:
+    """Gives each replica a bit and counts its blocks. `live` holds the bits of all replicas; `retired` those whose
+    replica was removed and that blocks may still carry: only once none does may a bit be used again."""
+
+    live: int = 0
+    retired: int = 0
+    _positions: dict[str, int] = field(default_factory=dict)
+    _names: list[str] = field(default_factory=list)
+    _num_blocks: list[int] = field(default_factory=list)
+    _free: list[int] = field(default_factory=list)
+
+    def bit(self, replica_id: str) -> int:
+        """The bit of this replica, given to it now where it has none."""
+        position = self._positions.get(replica_id)
+        return self._assign(replica_id) if position is None else _bit_at(position)
+
+    def names(self, bits: int) -> Iterator[str]:
+        names = self._names
+        return (names[position] for position in _positions(bits))
+
+    def num_blocks(self, replica_id: str) -> int:
+        position = self._positions.get(replica_id)
+        return 0 if position is None else self._num_blocks[position]
+
+    def gain(self, bit: int, num_blocks: int) -> None:
+        """The replica of this bit got so many blocks."""
+        self._num_blocks[next(_positions(bit))] += num_blocks
+
+    def lose(self, value: int) -> None:
+        """All replicas whose bits are in `value` lost the block it belongs to."""
+        for position in _positions(value & self.live):
+            self._num_blocks[position] -= 1
+
+    def retire(self, replica_id: str) -> None:
+        position = self._positions.pop(replica_id, None)
+        if position is not None:
+            self.live &= ~_bit_at(position)
+            self.retired |= _bit_at(position)
+
+    def take_retired(self) -> int:
+        """The retired bits, now the caller's to clear from all blocks and then to recycle."""
+        retired, self.retired = self.retired, 0
+        return retired
+
+    def recycle(self, bits: int) -> None:
+        self._free.extend(_positions(bits))
+
+    def _assign(self, replica_id: str) -> int:
+        position = self._free.pop() if self._free else self._widen()
+        self._names[position], self._num_blocks[position] = replica_id, 0
+        self._positions[replica_id] = position
+        self.live |= _bit_at(position)
+        return _bit_at(position)
+
+    def _widen(self) -> int:
+        self._names.append("")
+        self._num_blocks.append(0)
+        return len(self._names) - 1
+
+    def __repr__(self) -> str:
+        return f"{len(self._positions)} replicas in {len(self._names)} bits"
+
+
+def _bit_at(position: int) -> int:
+    return 1 << position + GENERATION_BITS
+
+
+def _positions(bits: int) -> Iterator[int]:
+    bits >>= GENERATION_BITS
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest

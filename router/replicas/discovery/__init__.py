@@ -1,0 +1,1 @@
+"""Where replicas are found: one class a source, each a `ports.Discovery`."""

@@ -1,0 +1,81 @@
+"""One replica's record in the registry: the replica itself and what only this room knows of it. No I/O, no tasks."""
+
+import asyncio
+import math
+from dataclasses import dataclass, field, replace
+
+from router.core import Load, Replica
+from router.replicas.breaker import Breaker
+from router.replicas.health import Health
+from router.replicas.identify import Card, Identity
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """`must_identify`: what it serves is unknown, or may have changed while it was lost. `metrics_path`: None where it
+    has no page that we can read. `wants_probe` is set when a request's failure makes it suspect."""
+
+    replica: Replica
+    breaker: Breaker
+    health: Health = field(init=False)
+    identity: Identity | None = None
+    identified_at: float = -math.inf
+    must_identify: bool = True
+    metrics_path: str | None = None
+    wants_probe: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.health = Health(self.replica)
+
+    def identify(self, identity: Identity, now: float) -> None:
+        self.identity = identity
+        self.identified_at = now
+        self.must_identify = False
+        self.replica.models = identity.models
+        self.replica.adapters = identity.adapters
+
+    def relist(self, cards: tuple[Card, ...], now: float) -> bool:
+        """Take in a newer model list. True when adapters differ; another base model sets `must_identify` instead."""
+        self.identified_at = now
+        if self.identity is None or cards == self.identity.cards:
+            return False
+        newer = replace(self.identity, cards=cards)
+        if newer.models != self.identity.models:
+            self.must_identify = True
+            return False
+        self.identity = newer
+        self.replica.adapters = newer.adapters
+        return True
+
+    def lose(self) -> None:
+        """It failed or went: nothing it reported holds any more. Open leases are still counted until they end."""
+        self.must_identify = True
+        self.forget_load()
+
+    def report(self, load: Load, num_ours: int) -> bool:
+        """Take in its own report. True when it shows less foreign work than before.
+
+        What the report shows beyond the `num_ours` requests that we have there is foreign: another router's, or
+        somebody's own. Our dispatches count at once in `in_flight`, so load = last report + what we sent since.
+        """
+        replica = self.replica
+        before = (replica.foreign_requests, replica.foreign_tokens)
+        replica.load = load
+        replica.foreign_requests = max(0, load.running + load.waiting - num_ours)
+        replica.foreign_tokens = max(0, (load.queued_tokens or 0) - replica.prefilling_tokens)
+        return replica.foreign_requests < before[0] or replica.foreign_tokens < before[1]
+
+    def age(self, now: float, max_age_s: float) -> bool:
+        """Drop a report that is too old to act on. True when there was one."""
+        load = self.replica.load
+        if load is None or now - load.at <= max_age_s:
+            return False
+        self.forget_load()
+        return True
+
+    def forget_load(self) -> None:
+        self.replica.load = None
+        self.replica.foreign_requests = self.replica.foreign_tokens = 0
+
+    def __repr__(self) -> str:
+        return f"<Member {self.replica!r} {self.breaker!r}>"
