@@ -1,0 +1,195 @@
+import asyncio
+import random
+
+import pytest
+
+from router.core import Lease, Outcome
+from router.errors import (
+    ConnectFailed,
+    ConnectionCut,
+    Expired,
+    PointsmanError,
+    UpstreamStatus,
+    UpstreamTimeout,
+)
+from router.replicas.breaker import BreakerState
+from router.replicas.leases import Share, Verdict, judge, take
+from router.replicas.member import Member
+from tests.router.nouns import FakeClock, make_demand
+from tests.router.replicas.fakes import make_decision, make_member
+
+
+def lease_on(member: Member, clock: FakeClock, tokens: int = 100, heard: list[Verdict] | None = None) -> Lease:
+    def hear(_: Share, verdict: Verdict) -> None:
+        if heard is not None:
+            heard.append(verdict)
+
+    return take(make_demand(), make_decision(member.replica, tokens), member, clock, hear)
+
+
+def counts(member: Member) -> tuple[int, int, int]:
+    return member.replica.in_flight, member.replica.prefilling, member.replica.prefilling_tokens
+
+
+def test_a_lease_counts_from_the_choice_until_its_end() -> None:
+    """Pitfall: load is released when headers arrive. The replica is busy until the body ends."""
+    member, clock = make_member(), FakeClock(7.0)
+    lease = lease_on(member, clock, 100)
+    assert counts(member) == (1, 1, 100)
+    assert member.replica.last_used == 7.0
+    lease.start()
+    assert counts(member) == (1, 0, 0)
+    lease.release(Outcome.OK)
+    assert counts(member) == (0, 0, 0)
+
+
+def test_a_lease_that_never_started_gives_back_its_prefill() -> None:
+    member = make_member()
+    lease_on(member, FakeClock()).release(Outcome.CLIENT_GONE)
+    assert counts(member) == (0, 0, 0)
+
+
+def test_a_second_release_is_an_error_and_changes_nothing() -> None:
+    member = make_member()
+    lease, other = lease_on(member, FakeClock()), lease_on(member, FakeClock())
+    lease.release(Outcome.OK)
+    with pytest.raises(RuntimeError):
+        lease.release(Outcome.OK)
+    assert counts(member) == (1, 1, 100)
+    other.release(Outcome.OK)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "verdict"),
+    [
+        (Outcome.OK, None, Verdict.SUCCESS),
+        (Outcome.UPSTREAM_FAILED, UpstreamStatus(400, b""), Verdict.SUCCESS),
+        (Outcome.UPSTREAM_FAILED, UpstreamStatus(404, b""), Verdict.SUCCESS),
+        (Outcome.UPSTREAM_FAILED, UpstreamStatus(429, b""), Verdict.BACK_PRESSURE),
+        (Outcome.UPSTREAM_FAILED, UpstreamStatus(503, b""), Verdict.BACK_PRESSURE),
+        (Outcome.UPSTREAM_FAILED, UpstreamStatus(500, b""), Verdict.FAULT),
+        (Outcome.UPSTREAM_FAILED, ConnectFailed("refused"), Verdict.FAULT),
+        (Outcome.UPSTREAM_FAILED, UpstreamTimeout("silent"), Verdict.FAULT),
+        (Outcome.CUT_MID_STREAM, ConnectionCut("cut"), Verdict.FAULT),
+        (Outcome.CLIENT_GONE, None, Verdict.NOTHING),
+        (Outcome.CLIENT_GONE, ConnectionCut("cut"), Verdict.NOTHING),
+        (Outcome.EXPIRED, Expired("late"), Verdict.NOTHING),
+        (Outcome.EXPIRED, UpstreamTimeout("silent"), Verdict.NOTHING),
+        (Outcome.UPSTREAM_FAILED, ValueError("our own fault"), Verdict.NOTHING),
+    ],
+)
+def test_only_faults_of_the_replica_are_blamed_on_it(
+    outcome: Outcome, error: PointsmanError | ValueError | None, verdict: Verdict
+) -> None:
+    """Pitfall: 4xx, 429 or 503 open the breaker. 4xx is success, 429 and 503 are back-pressure."""
+    assert judge(outcome, error) is verdict
+
+
+@pytest.mark.parametrize("status", [400, 404, 422, 429, 503])
+def test_refusals_never_open_the_breaker(status: int) -> None:
+    """Pitfall: 4xx, 429 or 503 open the breaker."""
+    member, clock = make_member(), FakeClock()
+    for _ in range(20):
+        lease_on(member, clock).release(Outcome.UPSTREAM_FAILED, UpstreamStatus(status, b"", retry_after_s=2.0))
+    assert member.breaker.state is BreakerState.CLOSED
+    assert member.breaker.admits(clock.now) == (status < 429)
+    assert member.breaker.admits(clock.now + 2.0)
+
+
+def test_faults_open_the_breaker_and_a_started_trial_closes_it() -> None:
+    member, clock = make_member(open_s=2.0), FakeClock()
+    for _ in range(3):
+        lease_on(member, clock).release(Outcome.CUT_MID_STREAM, ConnectionCut("cut"))
+    assert repr(member.breaker) == "<Breaker OPEN 0 faults>"
+    clock.now += 2.0
+    heard: list[Verdict] = []
+    trial = lease_on(member, clock, heard=heard)
+    assert not member.breaker.admits(clock.now)
+    trial.start()
+    assert repr(member.breaker) == "<Breaker CLOSED 0 faults>"
+    assert heard == [Verdict.SUCCESS], "who waits must hear of it before a long body ends"
+    trial.release(Outcome.OK)
+    assert heard == [Verdict.SUCCESS, Verdict.SUCCESS]
+
+
+def test_a_cancelled_trial_makes_room_for_another() -> None:
+    member, clock = make_member(open_s=2.0, max_faults=1), FakeClock()
+    lease_on(member, clock).release(Outcome.CUT_MID_STREAM, ConnectionCut("cut"))
+    clock.now += 2.0
+    for _ in range(3):
+        with pytest.raises(asyncio.CancelledError), lease_on(member, clock):
+            raise asyncio.CancelledError
+        assert repr(member.breaker) == "<Breaker HALF_OPEN 0 faults>"
+
+
+def test_the_prefill_speed_is_learned_from_the_tokens_computed_until_the_first_one() -> None:
+    member, clock = make_member(), FakeClock()
+    for _ in range(40):
+        member.replica.foreign_tokens = 500
+        first = lease_on(member, clock, 1000)
+        second = lease_on(member, clock, 2500)
+        clock.now += 0.3
+        first.start()
+        clock.now += 0.5
+        second.start()
+        first.release(Outcome.OK)
+        second.release(Outcome.OK)
+    assert member.replica.prefill_tokens_per_s == pytest.approx(5000, rel=1e-3)
+
+
+def test_small_prompts_teach_nothing() -> None:
+    member, clock = make_member(), FakeClock()
+    lease = lease_on(member, clock, 63)
+    clock.now += 10.0
+    lease.start()
+    assert member.replica.prefill_tokens_per_s == 2000.0
+
+
+def test_one_wild_sample_does_not_move_the_speed_far() -> None:
+    member, clock = make_member(), FakeClock()
+    lease = lease_on(member, clock, 100_000)
+    clock.now += 1e-6
+    lease.start()
+    assert member.replica.prefill_tokens_per_s == pytest.approx(2000 + 0.2 * 6000)
+    lease = lease_on(member, clock, 100)
+    clock.now += 3600.0
+    lease.start()
+    assert member.replica.prefill_tokens_per_s > 2000
+
+
+def test_ten_thousand_random_ends_leave_every_count_at_zero() -> None:
+    """Pitfall: in-flight counts leak on error or disconnect."""
+    dice = random.Random(4)
+    clock = FakeClock()
+    members = [make_member(f"r{i}") for i in range(4)]
+    open_leases: list[Lease] = []
+    errors = [None, ConnectionCut("cut"), UpstreamStatus(429, b""), UpstreamStatus(500, b""), ValueError("bug")]
+    for step in range(10_000):
+        clock.now += dice.random() / 10
+        if dice.random() < 0.5 or not open_leases:
+            open_leases.append(lease_on(dice.choice(members), clock, dice.randrange(5000)))
+        elif dice.random() < 0.4:
+            dice.choice(open_leases).start()
+        else:
+            end_somehow(open_leases.pop(dice.randrange(len(open_leases))), dice, dice.choice(errors))
+        if step % 100 == 0:
+            assert sum(member.replica.in_flight for member in members) == len(open_leases)
+            waiting = [lease for lease in open_leases if not lease.has_started]
+            assert sum(member.replica.prefilling for member in members) == len(waiting)
+            tokens = sum(lease.decision.uncached_tokens for lease in waiting)
+            assert sum(member.replica.prefilling_tokens for member in members) == tokens
+    for lease in open_leases:
+        end_somehow(lease, dice, None)
+    assert [counts(member) for member in members] == [(0, 0, 0)] * 4
+    assert not any(member.breaker.has_trial for member in members)
+
+
+def end_somehow(lease: Lease, dice: random.Random, error: Exception | None) -> None:
+    if dice.random() < 0.3:
+        with pytest.raises(asyncio.CancelledError), lease:
+            raise asyncio.CancelledError
+    elif error is not None and dice.random() < 0.3:
+        with pytest.raises(type(error)), lease:
+            raise error
+    else:
+        lease.release(dice.choice(list(Outcome)), error)
