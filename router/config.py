@@ -6,6 +6,7 @@ TOML file, then the default. An unknown key stops the start and suggests the nea
 
 import argparse
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -53,7 +54,7 @@ class Settings:
     load_interval_s: float = _setting(0.5, "between load reports of a replica", "seconds")
     breaker_faults: int = _setting(3, "faults in a row that open a replica's breaker")
     breaker_open_s: float = _setting(2.0, "an open breaker waits before its next trial", "seconds")
-    index_bytes: int = _setting(256 * 2**20, "most memory of the prefix index", "bytes")
+    index_bytes: int = _setting(64 * 2**20, "most memory of the prefix index", "bytes")
     token_cache_bytes: int = _setting(64 * 2**20, "most memory of tokenized text", "bytes")
     forward_authorization: bool = _setting(False, "pass the client's Authorization header to replicas")
     drain_timeout_s: float = _setting(30.0, "a stopping router waits for open requests", "seconds")
@@ -118,18 +119,21 @@ def _from_file(path: str | None) -> Mapping[str, object]:
         raise ConfigError(f"The config file {path} is not valid TOML: {error}.") from None
 
 
-# Kubernetes sets these in every pod beside a Service that is named pointsman; they are not ours.
-_SERVICE_LINK = re.compile(r"POINTSMAN_(SERVICE_|PORT_\d+_)|POINTSMAN_PORT$")
+# Kubernetes sets these in every pod beside Services named pointsman or pointsman-anything; they are not ours.
+_SERVICE_LINK = re.compile(r"POINTSMAN_(\w+_)?(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))")
 
 
 def _from_env(environment: Mapping[str, str]) -> Mapping[str, object]:
     named: dict[str, object] = {}
     for key, value in environment.items():
-        is_link = _SERVICE_LINK.match(key) and (key != "POINTSMAN_PORT" or "://" in value)
+        is_link = _SERVICE_LINK.match(key) or (key.endswith("_PORT") and "://" in value)
         if key.startswith("POINTSMAN_") and not is_link:
             name = key.removeprefix("POINTSMAN_").lower()
             named[name] = value.split() if name == "replica" else value
     return named
+
+
+_WORDS: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def _parsed(name: str, value: object, source: str) -> object:
@@ -140,8 +144,8 @@ def _parsed(name: str, value: object, source: str) -> object:
     try:
         return _convert(spec, value)
     except (TypeError, ValueError):
-        wanted = "list of replicas" if spec.metadata.get("is_list") else getattr(spec.type, "__name__", "value")
-        raise ConfigError(f"The setting `{name}` in {source} must be a {wanted}, not {value!r}.") from None
+        wanted = "a list of replicas" if spec.metadata.get("is_list") else _WORDS[spec.type]
+        raise ConfigError(f"The setting `{name}` in {source} must be {wanted}, not {value!r}.") from None
 
 
 def _convert(spec: "Field[Any]", value: object) -> object:
@@ -213,4 +217,6 @@ def _toml(value: object) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # else JSON's strings are TOML's
+    return str(value)

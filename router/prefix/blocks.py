@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Self
 
 import msgspec
-from pointsman.blockhash import TOKEN_BYTES, block_hashes
 
+from pointsman.blockhash import TOKEN_BYTES, block_hashes
 from router.core import Pool, Prompt, Request
+from router.prefix.messages import keyed_content
 
 # Engines may cache in units of down to one token; finer than this only costs memory here.
 MIN_BLOCK_TOKENS = 16
@@ -24,7 +25,7 @@ Media = tuple[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class CacheScope:
     """What a replica's cache keeps equal tokens apart by: block size in tokens, adapter, salt."""
 
     block_size: int
@@ -55,25 +56,25 @@ class Keeping:
 
 
 def prompt_of_tokens(
-    ids: "array[int]", keeping: Keeping, *, media: Sequence[Media] = (), num_template_tokens: int = 0
+    ids: "array[int]", scope: CacheScope, *, media: Sequence[Media] = (), num_template_tokens: int = 0
 ) -> Prompt:
     """Inexact with media: what those take in tokens is not known here."""
     return Prompt(
         num_tokens=len(ids),
-        block_hashes=keeping.hashes(ids, media),
-        block_size=keeping.block_size,
+        block_hashes=scope.hashes(ids, media),
+        block_size=scope.block_size,
         num_template_tokens=num_template_tokens,
         is_exact=not media,
     )
 
 
-def prompt_of_text(text: bytes, keeping: Keeping) -> Prompt:
+def prompt_of_text(text: bytes, scope: CacheScope) -> Prompt:
     """Bytes that fill no pseudo-token at the end are counted as one but not hashed."""
     whole = len(text) // TOKEN_BYTES * TOKEN_BYTES
     return Prompt(
         num_tokens=-(-len(text) // TOKEN_BYTES),
-        block_hashes=keeping.hashes(text[:whole]),
-        block_size=keeping.block_size,
+        block_hashes=scope.hashes(text[:whole]),
+        block_size=scope.block_size,
         is_exact=False,
     )
 
@@ -81,12 +82,13 @@ def prompt_of_text(text: bytes, keeping: Keeping) -> Prompt:
 def text_of_chat(messages: Sequence[Mapping[str, object]], options: Mapping[str, object]) -> bytes:
     """An unambiguous text for a chat that cannot be rendered: JSON of what comes first, then of each message.
 
-    The options (tools, documents) come first, as templates have them; role and content lead each message.
+    The options (tools, documents) come first, as templates have them; role and content lead each message, and an image
+    counts as no more than its key.
     """
     parts = [_json(options)] if options else []
     for message in messages:
         rest = {name: value for name, value in message.items() if name not in ("role", "content")}
-        parts.append(_json([message.get("role"), message.get("content"), *([rest] if rest else [])]))
+        parts.append(_json([message.get("role"), keyed_content(message.get("content")), *([rest] if rest else [])]))
     return b"".join(parts)
 
 

@@ -26,6 +26,13 @@ def plain_messages(messages: Messages) -> tuple[list[dict[str, Any]], list[bytes
     return [_plain(message, mark_in_text) for message in messages], media_keys
 
 
+def keyed_content(content: object) -> object:
+    """The content with the media key of each part that is no text in its place."""
+    if not isinstance(content, list):
+        return content
+    return [{"media": _media_key(part).hex()} if _text_of(part) is None else part for part in content]
+
+
 def _parts(message: Mapping[str, object]) -> Sequence[object]:
     content = message.get("content")
     return content if isinstance(content, list) else ()

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from router.core import Pool, Prompt, Request
 from router.errors import InvalidRequest
-from router.prefix.blocks import Keeping, Media, prompt_of_text, prompt_of_tokens, text_of_chat
+from router.prefix.blocks import CacheScope, Media, prompt_of_text, prompt_of_tokens, text_of_chat
 from router.prefix.messages import MEDIA_MARK, Messages, plain_messages
 from router.prefix.source import TokenizerSource
 from router.prefix.template import ChatTemplate
@@ -70,31 +70,31 @@ class Prompts:
         Raises InvalidRequest: `messages` that the chat template refuses, a `prompt` that is neither text nor token
         ids, text with a lone surrogate.
         """
-        keeping = Keeping.of(request, pool, adapter)
+        scope = CacheScope.of(request, pool, adapter)
         reading = self._readings.get(pool.model)
         try:
             if request.messages is None:
-                return await self._read_completion(_first_prompt(request.prompt), keeping, reading)
+                return await self._read_completion(_first_prompt(request.prompt), scope, reading)
             if reading is None or reading.template is None:
-                return prompt_of_text(text_of_chat(request.messages, request.template_options), keeping)
-            return await self._read_chat(request.messages, request.template_options, keeping, reading, reading.template)
+                return prompt_of_text(text_of_chat(request.messages, request.template_options), scope)
+            return await self._read_chat(request.messages, request.template_options, scope, reading, reading.template)
         except UnicodeEncodeError as error:
             field = "prompt" if request.messages is None else "messages"
             raise InvalidRequest(f"`{field}` holds text that is not Unicode: {error.reason}.", param=field) from error
 
-    async def _read_completion(self, prompt: "str | array[int]", keeping: Keeping, reading: _Reading | None) -> Prompt:
+    async def _read_completion(self, prompt: "str | array[int]", scope: CacheScope, reading: _Reading | None) -> Prompt:
         if not isinstance(prompt, str):
-            return prompt_of_tokens(prompt, keeping)
+            return prompt_of_tokens(prompt, scope)
         if reading is None:
-            return prompt_of_text(prompt.encode(), keeping)
+            return prompt_of_text(prompt.encode(), scope)
         encoded = await self._encode(reading.tokenizer, reading.tokenizer.split(prompt))
-        return prompt_of_tokens(reading.tokenizer.framed(_joined(encoded)), keeping)
+        return prompt_of_tokens(reading.tokenizer.framed(_joined(encoded)), scope)
 
     async def _read_chat(
         self,
         messages: Messages,
         options: Mapping[str, object],
-        keeping: Keeping,
+        scope: CacheScope,
         reading: _Reading,
         template: ChatTemplate,
     ) -> Prompt:
@@ -106,7 +106,7 @@ class Prompts:
         ids = _joined(encoded)
         media = _placed(media_keys, segments, encoded) if media_keys else ()
         num_template_tokens = _num_common(ids, reading.template_ids)
-        return prompt_of_tokens(ids, keeping, media=media, num_template_tokens=num_template_tokens)
+        return prompt_of_tokens(ids, scope, media=media, num_template_tokens=num_template_tokens)
 
     async def _encode(self, tokenizer: SegmentTokenizer, segments: Sequence[str]) -> "list[array[int]]":
         """Ids of each segment. Awaits only where there is much new text."""

@@ -20,7 +20,7 @@ from router.errors import InvalidRequest
 from router.prefix.source import SourceError
 
 MAX_REPEATED_ITEMS = 2**20
-MAX_POWER = 64
+MAX_POWER_BITS = 2**10
 MAX_ERROR_CHARS = 500
 
 Messages = Sequence[Mapping[str, object]]
@@ -72,14 +72,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**"})
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
-        is_too_much = _is_high_power(right) if operator == "**" else _is_long(left, right) or _is_long(right, left)
+        is_too_much = _is_huge(left, right) if operator == "**" else _is_long(left, right) or _is_long(right, left)
         if is_too_much:
             raise SecurityError(f"the result of {operator} would be too large")
         return super().call_binop(context, operator, left, right)
 
 
-def _is_high_power(exponent: object) -> bool:
-    return not isinstance(exponent, int | float) or exponent > MAX_POWER
+def _is_huge(base: object, exponent: object) -> bool:
+    return isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > MAX_POWER_BITS
 
 
 def _is_long(repeated: object, times: object) -> bool:
