@@ -40,7 +40,7 @@ async def _ask(method: str, url: str) -> Any:
             answer = await response.json()
             if response.status < 400:
                 return answer
-            print(f"pointsman: {answer['error']['message']}", file=sys.stderr)
+            print(f"pointsman: {_message(answer)}", file=sys.stderr)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         print(f"pointsman: no router answers at {url}: {error}", file=sys.stderr)
     return None
@@ -57,6 +57,13 @@ _COLUMNS = {
     "BLOCKS KNOWN": "cached_blocks",
     "MODELS": "models",
 }
+
+
+def _message(answer: Any) -> str:
+    try:
+        return str(answer["error"]["message"])
+    except (KeyError, TypeError):
+        return f"the router answered {json.dumps(answer)[:500]}"
 
 
 def _table(replicas: list[Mapping[str, Any]]) -> str:

@@ -4,7 +4,7 @@ OpenAI API and nothing of the router's inside."""
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,9 @@ async def chat(options: ChatOptions, message: str | None) -> int:
     except ChatFailed as error:
         print(f"pointsman: {error}", file=sys.stderr)
         return 1
+    except aiohttp.ClientPayloadError as error:
+        print(f"pointsman: the answer broke off: {error}", file=sys.stderr)
+        return 1
     except aiohttp.ClientError as error:
         print(f"pointsman: no router answers at {options.url}: {error}", file=sys.stderr)
         return 1
@@ -68,41 +71,65 @@ async def _turn(session: aiohttp.ClientSession, options: ChatOptions, model: str
         "temperature": options.temperature,
     }
     pieces: list[str] = []
+    notes: dict[str, str] = {}
     async with session.post(f"{options.url}/v1/chat/completions", json=body) as response:
         if response.status != 200:
             raise ChatFailed(_message(await response.text()))
-        async for piece in _deltas(response):
-            print(piece, end="", flush=True)
-            pieces.append(piece)
-        print()
+        try:
+            async for piece in _deltas(response, notes):
+                print(piece, end="", flush=True)
+                pieces.append(piece)
+        finally:
+            print()
         if options.says_why:
-            headers = response.headers
-            print(f"[{headers['x-pointsman-replica']}: {headers['x-pointsman-reason']}]", file=sys.stderr)
+            print(_why({**response.headers, **notes}), file=sys.stderr)
     return "".join(pieces)
 
 
-async def _deltas(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
-    """The text of each event. Raises ChatFailed for an error in the stream."""
+async def _deltas(response: aiohttp.ClientResponse, notes: dict[str, str]) -> AsyncIterator[str]:
+    """The text of each event; comments with a name go to `notes`. Raises ChatFailed for an error in the stream."""
     async for line in response.content:
+        if line.startswith(b": ") and b": " in line[2:]:
+            name, value = line[2:].decode().strip().split(": ", 1)
+            notes[name] = value
         if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
             continue
-        event: dict[str, Any] = json.loads(line[6:])
-        if "error" in event:
-            raise ChatFailed(event["error"]["message"])
-        for choice in event["choices"]:
-            yield choice["delta"].get("content") or ""
+        event = _json(line[6:].decode("utf-8", "replace"))
+        if event.get("error"):
+            raise ChatFailed(_message(line[6:].decode("utf-8", "replace")))
+        for choice in event.get("choices") or ():
+            yield (choice.get("delta") or {}).get("content") or ""
+
+
+def _why(notes: Mapping[str, str]) -> str:
+    """A head that had to go out early says nothing of a replica: then comments in the stream do."""
+    named = {name.lower(): value for name, value in notes.items()}
+    return f"[{named.get('x-pointsman-replica', 'no replica named')}: {named.get('x-pointsman-reason', 'no reason')}]"
 
 
 async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
     async with session.get(f"{url}/v1/models") as response:
-        models = (await response.json())["data"]
+        answer = await response.text()
+    if response.status != 200:
+        raise ChatFailed(_message(answer))
+    models = _json(answer).get("data")
     if not models:
         raise ChatFailed("the router serves no model yet")
     return str(models[0]["id"])
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        decoded = json.loads(text)
+    except ValueError:
+        decoded = None
+    if not isinstance(decoded, dict):
+        raise ChatFailed(f"the router answered what is no JSON object: {text.strip()[:200]!r}")
+    return decoded
 
 
 def _message(answer: str) -> str:
     try:
         return str(json.loads(answer)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return answer[:500]
+        return answer.strip()[:500]

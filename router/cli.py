@@ -28,14 +28,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if words[:1] == ["engine"]:
         _exec_engine(words[1:])
     try:
-        sys.exit(_run(_parser().parse_args(words)))
+        sys.exit(_run(words))
     except ConfigError as error:
         sys.exit(f"pointsman: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _run(flags: argparse.Namespace) -> int:
+def _run(words: Sequence[str]) -> int:
+    flags, unknown = _parser().parse_known_args(words)
+    if unknown:
+        flags.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     command: Callable[[argparse.Namespace], int] = flags.command
     return command(flags)
 
@@ -45,8 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pointsman {version('pointsman')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
     for name, (add, text) in _COMMANDS.items():
-        add(commands.add_parser(name, help=text, description=text, allow_abbrev=False))
-    commands.add_parser("engine", help="run one replica of the bundled engine: `pointsman engine --help`")
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command.set_defaults(parser=command)  # it knows best what was meant by a wrong flag
+        add(command)
+    engine = commands.add_parser("engine", help="run one replica of the bundled engine: `pointsman engine --help`")
+    engine.set_defaults(parser=engine, command=lambda _: _exec_engine(()))
     return parser
 
 

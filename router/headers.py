@@ -13,6 +13,7 @@ _HOP_BY_HOP = frozenset(
 _KEPT_FROM_REPLICA = _HOP_BY_HOP | frozenset("host content-length accept-encoding expect cookie".split())
 _CREDENTIALS = frozenset(("authorization", "x-api-key", "api-key"))
 _KEPT_FROM_CLIENT = _HOP_BY_HOP | frozenset(("server", "date", "x-request-id"))
+_KEPT_FROM_STREAMS = ("content-length", "cache-control", "x-accel-buffering")
 _SANE_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 
@@ -31,8 +32,7 @@ def find(headers: Headers, name: str) -> str | None:
 
 def to_replica(headers: Headers, spec: ReplicaSpec, id: str, *, forward_credentials: bool) -> Headers:
     """What a replica is sent besides host and length. The replica's own key wins over a forwarded one."""
-    listed = (find(headers, "connection") or "").lower()
-    dropped = _KEPT_FROM_REPLICA | {token.strip() for token in listed.split(",")} | {"x-request-id"}
+    dropped = _KEPT_FROM_REPLICA | _listed_as_hops(headers) | {"x-request-id"}
     if spec.api_key or not forward_credentials:
         dropped |= _CREDENTIALS
     passed = [(name, value) for name, value in headers if name not in dropped]
@@ -45,9 +45,10 @@ def to_replica(headers: Headers, spec: ReplicaSpec, id: str, *, forward_credenti
 
 def to_client(headers: Headers, lease: Lease, *, is_stream: bool) -> Headers:
     """A replica's answer head as the client sees it: its own, with who answered and why."""
-    passed = [(name, value) for name, value in headers if name not in _KEPT_FROM_CLIENT]
+    dropped = _KEPT_FROM_CLIENT | _listed_as_hops(headers)
+    passed = [(name, value) for name, value in headers if name not in dropped]
     if is_stream:
-        passed = [*(item for item in passed if item[0] not in ("content-length", "cache-control")), *STREAM_HEADERS]
+        passed = [*(item for item in passed if item[0] not in _KEPT_FROM_STREAMS), *STREAM_HEADERS]
     return [*passed, *explained(lease)]
 
 
@@ -64,3 +65,9 @@ def explained(lease: Lease) -> Headers:
 
 def is_event_stream(headers: Headers) -> bool:
     return (find(headers, "content-type") or "").startswith("text/event-stream")
+
+
+def _listed_as_hops(headers: Headers) -> set[str]:
+    """Names that Connection headers declare to be for this hop only."""
+    listed = ",".join(value for name, value in headers if name == "connection")
+    return {token.strip().lower() for token in listed.split(",")}

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from router.core import Surface, Usage
-from router.errors import InvalidRequest, PointsmanError
+from router.errors import InvalidRequest, PointsmanError, UpstreamStatus
 
 MAX_RETRY_AFTER_S = 60.0
 
@@ -115,7 +115,9 @@ def without_field(body: bytes, name: str) -> bytes:
 
 
 def error_body(error: PointsmanError) -> bytes:
-    """OpenAI's error body as JSON bytes."""
+    """OpenAI's error body as JSON bytes; a replica's own words where it has said what is wrong."""
+    if isinstance(error, UpstreamStatus):
+        return error.body
     return msgspec.json.encode({"error": _error_object(error)})
 
 
@@ -136,14 +138,18 @@ def normalised_error(status: int, body: bytes) -> bytes:
         answer = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         answer = body.decode("utf-8", "replace")[:2000].strip()
-    found = answer.get("error", answer) if isinstance(answer, dict) else answer
+    found = (answer.get("error") or answer) if isinstance(answer, dict) else answer
     if not isinstance(found, dict):
         found = {"message": found}
     message = found.get("message") or found.get("detail") or found.get("msg") or f"The replica answered {status}."
     kind = found.get("type") or ("invalid_request_error" if status < 500 else "upstream_error")
-    text = message if isinstance(message, str) else json.dumps(message)
-    error = {"message": text, "type": kind, "param": found.get("param"), "code": found.get("code")}
-    return msgspec.json.encode({"error": error})
+    words = {"message": message, "type": kind, "param": found.get("param"), "code": found.get("code")}
+    return msgspec.json.encode({"error": {name: _text(value) for name, value in words.items()}})
+
+
+def _text(value: object) -> str | None:
+    """SDKs expect text: engines also say `"code": 400`, or a list of what is wrong."""
+    return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def sse_error(error: PointsmanError) -> bytes:
@@ -166,7 +172,7 @@ def find_usage(payload: bytes) -> Usage | None:
         return None
     try:
         usage, _ = json.JSONDecoder().raw_decode(payload[start:].decode("utf-8", "replace"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     details = usage.get("prompt_tokens_details") or {}
     return Usage(
@@ -182,6 +188,7 @@ def _count(value: object) -> int | None:
 
 MAX_HELD_BYTES = 64 * 1024
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
+_DONE = re.compile(rb"(\A|\n\r?\n)data: ?\[DONE\]\r?\n\r?\n")
 
 
 class EventStream:
@@ -190,10 +197,11 @@ class EventStream:
     `is_done` once [DONE] came; `usage` is the last one seen. A single event over 64 KiB is passed in pieces.
     """
 
-    __slots__ = ("_held", "is_done", "usage")
+    __slots__ = ("_held", "_is_mid_event", "is_done", "usage")
 
     def __init__(self) -> None:
         self._held = b""
+        self._is_mid_event = False
         self.is_done = False
         self.usage: Usage | None = None
 
@@ -203,10 +211,17 @@ class EventStream:
             payload, self._held = self._held + payload, b""
         if not payload.endswith(_EVENT_ENDS):
             cut = max((payload.rfind(end) + len(end) for end in _EVENT_ENDS if end in payload), default=0)
-            if len(payload) - cut <= MAX_HELD_BYTES:
-                payload, self._held = payload[:cut], payload[cut:]
+            if len(payload) - cut > MAX_HELD_BYTES:  # but not half of the blank line that may end it
+                cut = len(payload) - len(payload[-3:]) + len(payload[-3:].rstrip(b"\r\n"))
+            payload, self._held = payload[:cut], payload[cut:]
         if b'"usage"' in payload:
             self.usage = find_usage(payload) or self.usage
-        if b"[DONE]" in payload[-16:]:
-            self.is_done = payload.rstrip().endswith((b"data: [DONE]", b"data:[DONE]"))
+        if b"[DONE]" in payload and self._has_done(payload):
+            self.is_done = True
+        if payload:
+            self._is_mid_event = not payload.endswith(_EVENT_ENDS)
         return payload
+
+    def _has_done(self, whole: bytes) -> bool:
+        """[DONE] counts as an event of its own only: not inside a text, nor in the rest of a long event."""
+        return any(found[1] or not self._is_mid_event for found in _DONE.finditer(whole))

@@ -102,6 +102,7 @@ class Relay:
     async def carry(self, upstream: Upstream, attempt: Attempt, lease: Lease) -> None:
         """One attempt, to the end of its answer. Raises what went wrong; `phase` says whether the client saw any."""
         self._incoming = Incoming(self._clock())
+        self.first_byte_at = None  # an attempt before this one may have begun an event and not ended it
         self.lease, self._attempt = lease, attempt
         self._done = asyncio.get_running_loop().create_future()
         try:
@@ -134,6 +135,8 @@ class Relay:
             return Outcome.CLIENT_GONE
         if isinstance(error, Expired):
             return Outcome.EXPIRED
+        if isinstance(error, UpstreamStatus) and error.status < 500 and not error.is_backpressure:
+            return Outcome.REJECTED  # the replica did its part: the request is wrong
         if isinstance(error, UpstreamError):
             return Outcome.CUT_MID_STREAM if self.first_byte_at is not None else Outcome.UPSTREAM_FAILED
         return Outcome.REJECTED
@@ -212,13 +215,14 @@ class Relay:
         elif answer.events is not None and not answer.events.is_done:
             self._settle(ConnectionCut("The replica ended its stream without [DONE]."))
         else:
-            self._send(b"")
-            self.phase = Phase.ENDED
-            self._reply.end(Outcome.OK, is_complete=True)
-            self._settle(None)
+            self._finish()
 
     def on_error(self, error: UpstreamError) -> None:
-        self._settle(error)
+        events = self._incoming.events
+        if events is not None and events.is_done:
+            self._finish()  # the client has had the last word: an error behind it would belie a whole answer
+        else:
+            self._settle(error)
 
     # the rest
 
@@ -240,8 +244,14 @@ class Relay:
         if payload:
             self._reply.write(payload)
 
+    def _finish(self) -> None:
+        self._send(b"")
+        self.phase = Phase.ENDED
+        self._reply.end(Outcome.OK, is_complete=True)
+        self._settle(None)
+
     def _fail_with_status(self, error: PointsmanError) -> None:
-        body = error.body if isinstance(error, UpstreamStatus) else openai.error_body(error)
+        body = openai.error_body(error)
         fields = [("content-type", "application/json"), ("content-length", str(len(body)))]
         if (wait := openai.retry_after(error)) is not None:
             fields.append(("retry-after", wait))

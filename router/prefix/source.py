@@ -28,13 +28,17 @@ class TokenizerSource:
 
     @classmethod
     def from_served(cls, document: Mapping[str, object]) -> Self:
-        """What an engine answers at GET /pointsman/tokenizer. Raises SourceError naming the field."""
+        """What an engine answers at GET /pointsman/tokenizer; `tokenizer` as an object or as its JSON text.
+
+        Raises SourceError naming the field.
+        """
         tokenizer = document.get("tokenizer")
-        if not isinstance(tokenizer, dict):
+        text = json.dumps(tokenizer) if isinstance(tokenizer, dict) else tokenizer
+        if not isinstance(text, str) or not text.startswith("{"):
             raise SourceError("the served tokenizer: `tokenizer` must be the object of a tokenizer.json")
         where = "the served tokenizer"
         return cls(
-            tokenizer=json.dumps(tokenizer),
+            tokenizer=text,
             chat_template=_text(document, "chat_template", where),
             bos_token=_text(document, "bos_token", where),
             eos_token=_text(document, "eos_token", where),

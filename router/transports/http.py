@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from router import openai
 from router.core import Request, Surface
-from router.errors import InvalidRequest, MethodNotAllowed, PointsmanError
+from router.errors import InvalidRequest, MethodNotAllowed, PointsmanError, UnknownRoute
 from router.headers import request_id
 from router.ports import Clock
 from router.transports.loan import Loan
@@ -25,6 +25,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # A slow client stops our reading of it, and of the replica, at this much unsent.
 MAX_UNSENT_BYTES = 64 * 1024
 MAX_BACKLOG_BYTES = 1024 * 1024
+MAX_BACKLOG_REQUESTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class ClientConnection(asyncio.Protocol):
         self._reader = RequestReader(port.limits.max_body_bytes, self._on_expect)
         self._reply: HttpReply | None = None
         self._loan: Loan | None = None
-        self._is_busy = self._is_lingering = self._is_reading_paused = False
+        self._is_busy = self._is_lingering = False
+        self._is_reading_paused = self._is_writing_paused = False
         self._since = port.clock()
 
     # asyncio.Protocol
@@ -112,7 +114,7 @@ class ClientConnection(asyncio.Protocol):
         if not was_mid_message or not self._reader.is_in_head:
             self._since = self._port.clock()
         self._serve_next()
-        if self._is_busy and self._reader.num_bytes > MAX_BACKLOG_BYTES:
+        if not self._is_free and self._is_backlog_full:
             self._is_reading_paused = True
             self._transport.pause_reading()
 
@@ -125,16 +127,19 @@ class ClientConnection(asyncio.Protocol):
             self._loan.lost(exc)
 
     def pause_writing(self) -> None:
+        self._is_writing_paused = True
         if self._reply is not None:
             self._reply.pause()
         elif self._loan is not None:
             self._loan.pause()
 
     def resume_writing(self) -> None:
+        self._is_writing_paused = False
         if self._reply is not None:
             self._reply.resume()
         elif self._loan is not None:
             self._loan.resume()
+        self._serve_next()
 
     # for the port
 
@@ -148,29 +153,39 @@ class ClientConnection(asyncio.Protocol):
         elif self._reader.is_mid_message and spent_s > limits.body_timeout_s and not self._is_busy:
             self._refuse(SlowRequest("The request's body took too long."))
         elif not self._is_busy and spent_s > limits.idle_timeout_s:
-            self._transport.close()
+            self._transport.abort()  # a close would wait for ever for a client that does not read the last answer
 
     def close(self) -> None:
         self._transport.close()
 
     # the rest
 
+    @property
+    def _is_free(self) -> bool:
+        """No answer is under way or unread: an answer hears that its client reads slowly only if it began before."""
+        return not self._is_busy and not self._is_writing_paused
+
+    @property
+    def _is_backlog_full(self) -> bool:
+        reader = self._reader
+        return len(reader.waiting) > MAX_BACKLOG_REQUESTS or reader.num_bytes > MAX_BACKLOG_BYTES
+
     def _serve_next(self) -> None:
         waiting = self._reader.waiting
-        while waiting and not self._is_busy and not self._transport.is_closing():
+        while waiting and self._is_free and not self._transport.is_closing():
             item = waiting.popleft()
             if isinstance(item, Refusal):
                 self._refuse(item.error)
                 return
             self._serve(item)
-        if self._is_reading_paused and not self._is_busy:
+        if self._is_reading_paused and self._is_free:
             self._is_reading_paused = False
             self._transport.resume_reading()
 
     def _serve(self, message: Message) -> None:
         surface = _SURFACES.get(message.path)
         self._is_busy = True
-        if surface is None:
+        if surface is None and message.path.startswith("/"):
             self._lend(message)
             return
         try:
@@ -203,7 +218,10 @@ class ClientConnection(asyncio.Protocol):
     def _answer(self, message: Message, error: PointsmanError) -> None:
         """A whole request that is wrong: the connection goes on, with the next turn of `_serve_next`'s loop."""
         self._port.refused(error.status)
-        self._transport.write(_error_answer(error, request_id(message.headers), message.keeps_alive))
+        answer = _error_answer(error, request_id(message.headers), message.keeps_alive)
+        if message.method == "HEAD":
+            answer = answer[: answer.index(b"\r\n\r\n") + 4]
+        self._transport.write(answer)
         self._is_busy = False
         if not message.keeps_alive:
             self._transport.close()
@@ -223,7 +241,9 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(_CONTINUE)
 
 
-def _request(message: Message, surface: Surface, now: float, timeout_s: float) -> Request:
+def _request(message: Message, surface: Surface | None, now: float, timeout_s: float) -> Request:
+    if surface is None:
+        raise UnknownRoute(f"There is no route {message.method} {message.path}: a path begins with a slash.")
     if message.method != "POST":
         raise MethodNotAllowed(f"{message.path} takes POST, not {message.method}.")
     fields = openai.peek(message.body, surface)

@@ -36,26 +36,73 @@ class UnknownReplica(PointsmanError):
 
 def data_routes(views: Views) -> web.Application:
     """What the data port serves besides inference."""
-    app = web.Application(middlewares=[_openai_errors])
-    app.router.add_get("/health", _empty)
-    app.router.add_get("/livez", lambda _: _json(views.live()))
-    app.router.add_get("/readyz", lambda _: _readiness(views))
-    app.router.add_get("/version", lambda _: _json({"version": views.version}))
-    app.router.add_get("/v1/models", lambda _: _json({"object": "list", "data": views.models()}))
-    app.router.add_get("/v1/models/{id:.+}", lambda request: _model(views, request.match_info["id"]))
+    app, pages = web.Application(middlewares=[_openai_errors]), _Pages(views)
+    app.router.add_get("/health", pages.health)
+    app.router.add_get("/livez", pages.liveness)
+    app.router.add_get("/readyz", pages.readiness)
+    app.router.add_get("/version", pages.version)
+    app.router.add_get("/v1/models", pages.models)
+    app.router.add_get("/v1/models/{id:.+}", pages.model)
     return app
 
 
 def admin_routes(views: Views) -> web.Application:
     """What the admin port serves."""
-    app = web.Application(middlewares=[_openai_errors])
-    app.router.add_get("/health", _empty)
-    app.router.add_get("/readyz", lambda _: _readiness(views))
-    app.router.add_get("/metrics", lambda _: _metrics(views))
-    app.router.add_get("/admin/replicas", lambda _: _json({"replicas": views.replicas()}))
-    app.router.add_post("/admin/replicas/{id:.+}/drain", lambda request: _set_draining(views, request, True))
-    app.router.add_post("/admin/replicas/{id:.+}/undrain", lambda request: _set_draining(views, request, False))
+    app, pages = web.Application(middlewares=[_openai_errors]), _Pages(views)
+    app.router.add_get("/health", pages.health)
+    app.router.add_get("/readyz", pages.readiness)
+    app.router.add_get("/metrics", pages.metrics)
+    app.router.add_get("/admin/replicas", pages.replicas)
+    app.router.add_post("/admin/replicas/{id:.+}/drain", pages.drain)
+    app.router.add_post("/admin/replicas/{id:.+}/undrain", pages.undrain)
     return app
+
+
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """A method for each page."""
+
+    views: Views
+
+    async def health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def liveness(self, _: web.Request) -> web.Response:
+        return _json(self.views.live())
+
+    async def readiness(self, _: web.Request) -> web.Response:
+        is_ready, detail = self.views.ready()
+        return _json(detail, 200 if is_ready else 503)
+
+    async def version(self, _: web.Request) -> web.Response:
+        return _json({"version": self.views.version})
+
+    async def models(self, _: web.Request) -> web.Response:
+        return _json({"object": "list", "data": self.views.models()})
+
+    async def model(self, request: web.Request) -> web.Response:
+        id = request.match_info["id"]
+        for model in self.views.models():
+            if model["id"] == id:
+                return _json(model)
+        raise UnknownModel(f"The model `{id}` does not exist.", param="model")
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        headers = {"content-type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=self.views.metrics(), headers=headers)
+
+    async def replicas(self, _: web.Request) -> web.Response:
+        return _json({"replicas": self.views.replicas()})
+
+    async def drain(self, request: web.Request) -> web.Response:
+        return self._set_draining(request.match_info["id"], True)
+
+    async def undrain(self, request: web.Request) -> web.Response:
+        return self._set_draining(request.match_info["id"], False)
+
+    def _set_draining(self, id: str, on: bool) -> web.Response:
+        self.views.set_draining(id, on)
+        return _json({"id": id, "draining": on})
 
 
 @web.middleware
@@ -70,6 +117,11 @@ async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamRe
         response.headers["allow"] = ", ".join(sorted(error.allowed_methods))
     except PointsmanError as error:
         response = _error(error)
+    except web.HTTPException:
+        raise
+    except Exception:
+        request.app.logger.exception("a page failed")
+        response = _error(PointsmanError("The router failed to serve this request."))
     response.headers["x-request-id"] = headers.request_id([(k.lower(), v) for k, v in request.headers.items()])
     return response
 
@@ -78,30 +130,5 @@ def _error(error: PointsmanError) -> web.Response:
     return web.Response(body=openai.error_body(error), status=error.status, content_type="application/json")
 
 
-async def _json(body: Json, status: int = 200) -> web.Response:
+def _json(body: Json, status: int = 200) -> web.Response:
     return web.json_response(body, status=status, dumps=lambda value: json.dumps(value, separators=(",", ":")))
-
-
-async def _empty(_: web.Request) -> web.Response:
-    return web.Response()
-
-
-async def _readiness(views: Views) -> web.Response:
-    is_ready, detail = views.ready()
-    return await _json(detail, 200 if is_ready else 503)
-
-
-async def _model(views: Views, id: str) -> web.Response:
-    for model in views.models():
-        if model["id"] == id:
-            return await _json(model)
-    raise UnknownModel(f"The model `{id}` does not exist.", param="model")
-
-
-async def _metrics(views: Views) -> web.Response:
-    return web.Response(body=views.metrics(), headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
-
-
-async def _set_draining(views: Views, request: web.Request, on: bool) -> web.Response:
-    views.set_draining(request.match_info["id"], on)
-    return await _json({"id": request.match_info["id"], "draining": on})

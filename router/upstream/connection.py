@@ -5,6 +5,7 @@ only note what came: the sink is called after the read, outside the parser, and 
 """
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import cast
 from urllib.parse import urlsplit
@@ -16,6 +17,9 @@ from router.errors import BadAnswer, ConnectionCut, UpstreamError
 from router.ports import Sink
 
 MAX_HEAD_BYTES = 64 * 1024
+# The kernel doubles it. It bounds what one read brings: with the 64 KiB that wait for a slow client, a stream keeps
+# under 256 KiB in this process; and what the kernel gathers while we do not read.
+RECEIVE_BUFFER_BYTES = 64 * 1024
 
 
 class HttpExchange:
@@ -120,6 +124,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are not its subclasses
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
@@ -150,6 +156,7 @@ class Connection(asyncio.Protocol):
     def _complete(self, exchange: HttpExchange) -> None:
         self._exchange = None
         if self._answer.is_reusable and self.is_usable:
+            self.resume()  # the last read may have paused it: its next exchange, and its end, must be heard
             self._keep(self)
         elif self._transport is not None:
             self._transport.close()
@@ -172,6 +179,7 @@ class Answer:
         "_headers",
         "_is_head_delivered",
         "_is_head_seen",
+        "_keeps_alive",
         "_parser",
         "_pieces",
         "_status",
@@ -185,20 +193,23 @@ class Answer:
         self._headers: list[tuple[str, str]] = []
         self._pieces: list[bytes] = []
         self._head_bytes = 0
-        self._is_head_seen = self._is_head_delivered = self._has_extra = False
+        self._is_head_seen = self._is_head_delivered = self._has_extra = self._keeps_alive = False
         self.is_complete = False
         self.ends_at_close = False
 
     @property
     def is_reusable(self) -> bool:
         """Ended by its own framing, with nothing behind it, and the replica keeps the connection."""
-        return self.is_complete and not self._has_extra and bool(self._parser.should_keep_alive())
+        return self.is_complete and not self._has_extra and self._keeps_alive
 
     def feed(self, data: bytes) -> None:
         """Parse one read. Raises BadAnswer; what came before the fault may still be delivered."""
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if self.is_complete:
+                self._has_extra = True
+                return
             raise BadAnswer(f"The replica's answer is not valid HTTP: {error}.") from None
         if not self._is_head_seen:
             self._head_bytes += len(data)
@@ -243,6 +254,7 @@ class Answer:
     def on_message_complete(self) -> None:
         if self._is_head_seen:
             self.is_complete = True
+            self._keeps_alive = bool(self._parser.should_keep_alive())  # right only here: it is reset after this call
         else:
             self._headers = []
 

@@ -41,12 +41,12 @@ async def test_entries_with_a_parent_are_adapters_and_further_models_are_aliases
 
 
 async def test_our_engine_hands_out_its_tokenizer_and_sizes() -> None:
-    given = {"model": "base", "block_size": 32, "max_model_len": 512, "tokenizer": "{}", "chat_template": "t"}
+    given = {"model": "base", "block_size": 32, "max_model_len": 512, "tokenizer": {"model": {}}, "chat_template": "t"}
     async with FakeReplica("base") as replica:
         replica.answers["/pointsman/tokenizer"] = (200, given)
         identity, document = await ask(replica)
     assert (identity.block_size, identity.max_model_len) == (32, 512)
-    assert document == given
+    assert document == given | {"tokenizer": '{"model": {}}'}
 
 
 @pytest.mark.parametrize("page", [b"<html>welcome</html>", b'{"detail": "no"}', b"[]", b"\xff"])

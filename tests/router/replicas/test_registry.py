@@ -65,12 +65,12 @@ async def test_one_dead_and_one_hanging_replica_delay_nobody() -> None:
 
 async def test_what_a_replica_serves_is_told_with_its_tokenizer() -> None:
     listener = Listener()
-    document = {"tokenizer": "{}", "block_size": 32}
+    document = {"tokenizer": {}, "block_size": 32}
     async with FakeReplica("m") as ours, FakeReplica("other") as foreign:
         ours.answers["/pointsman/tokenizer"] = (200, document)
         async with running(make_registry(listener, Fleet(ours, foreign))) as registry:
             await listener.until(lambda: len(listener.documents) == 2)
-            assert listener.documents == {ours.id: document, foreign.id: None}
+            assert listener.documents == {ours.id: document | {"tokenizer": "{}"}, foreign.id: None}
             assert {(pool.model, pool.block_size) for pool in registry.pools()} == {("m", 32), ("other", 16)}
 
 
