@@ -25,9 +25,14 @@ class KVCache:
     def allocate(
         cls, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> Self:
+        """Raises MemoryError if the device lacks the room."""
         shape = (config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        # Zeros cost no memory until they are written.
-        return cls(*(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)))
+        try:
+            # Zeros cost no memory until they are written.
+            return cls(*(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)))
+        except RuntimeError:
+            size_gib = num_blocks * bytes_per_block(config, block_size, dtype) / 2**30
+            raise MemoryError(f"{device} has no room for {size_gib:.1f} GiB of KV cache") from None
 
     @property
     def block_size(self) -> int:

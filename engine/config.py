@@ -1,0 +1,118 @@
+"""Every setting of the engine, once: default, unit and one line of help. The flags are derived from it.
+
+Knows what may be asked for. Must not know how it is done.
+"""
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, NoReturn
+
+BLOCK_SIZE = 16
+"""Tokens in a KV block. Routers hash prompts by it, so it is part of what a replica tells about itself."""
+
+
+def _setting(
+    help: str, *, default: Any = MISSING, unit: str | None = None, choices: tuple[str, ...] | None = None
+) -> Any:
+    metadata = {"help": help, "unit": unit, "choices": choices}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Raises ValueError naming the flag when a value makes no sense."""
+
+    model: str = _setting("a .gguf file, a folder with config.json and safetensors, or smollm2-135m-instruct")
+    served_model_name: str | None = _setting("model id to serve; if unset, the file's or folder's", default=None)
+    host: str = _setting("address to listen on", default="127.0.0.1")
+    port: int = _setting("port to listen on; 0 takes a free one", default=8000)
+    device: str = _setting("where to compute; auto is cuda if there is one", default="auto")
+    dtype: str = _setting(
+        "number format of weights and KV; auto is float32 on cpu, else bfloat16",
+        default="auto",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    threads: int | None = _setting("threads that compute on the cpu; if unset, one a core", default=None)
+    max_num_seqs: int = _setting("requests computed in one step, at most", default=32)
+    max_num_batched_tokens: int = _setting("budget of a step", default=512, unit="tokens")
+    max_model_len: int | None = _setting(
+        "longest context; if unset, the model's or what the KV cache holds", default=None, unit="tokens"
+    )
+    kv_cache_gib: float = _setting("memory for KV blocks", default=0.5, unit="GiB")
+    exit_with_parent: bool = _setting("stop when standard input closes", default=False)
+    log_level: str = _setting(
+        "least level that is logged", default="info", choices=("debug", "info", "warning", "error")
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{_flag(name)} must be at least 1, not {value}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
+                f"({self.max_num_seqs})"
+            )
+        if not 0 < self.kv_cache_gib < float("inf"):
+            raise ValueError(f"--kv-cache-gib must be above 0, not {self.kv_cache_gib}")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"--port must be 0 to 65535, not {self.port}")
+
+
+def parse(arguments: Sequence[str]) -> EngineConfig:
+    """Exits with status 2 and one sentence for a wrong flag, naming the nearest one."""
+    parser = _Parser(
+        prog="python -m engine",
+        description="One Pointsman engine: serves a model over the OpenAI HTTP API.",
+        allow_abbrev=False,
+    )
+    for setting in fields(EngineConfig):
+        _add_flag(parser, setting)
+    parser.refuse_unknown(arguments)
+    try:
+        return EngineConfig(**vars(parser.parse_args(arguments)))
+    except ValueError as error:
+        parser.error(str(error))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+    def refuse_unknown(self, arguments: Sequence[str]) -> None:
+        """Before argparse looks: it would rather complain that the flag which was misspelt is missing."""
+        known = list(self._option_string_actions)
+        for flag in (argument.split("=")[0] for argument in arguments if argument.startswith("--")):
+            if flag not in known:
+                nearest = difflib.get_close_matches(flag, known, n=1)
+                self.error(f"unknown flag {flag}" + (f"; did you mean {nearest[0]}?" if nearest else ", see --help"))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _add_flag(parser: argparse.ArgumentParser, setting: "Field[Any]") -> None:
+    about = setting.metadata["help"]
+    if setting.type is bool:
+        parser.add_argument(_flag(setting.name), action="store_true", help=about)
+        return
+    is_required = setting.default is MISSING
+    parser.add_argument(
+        _flag(setting.name),
+        type=_value_type(setting),
+        default=None if is_required else setting.default,
+        required=is_required,
+        choices=setting.metadata["choices"],
+        metavar=None if setting.metadata["choices"] else (setting.metadata["unit"] or "VALUE").upper(),
+        help=about if is_required or setting.default is None else f"{about} (default: %(default)s)",
+    )
+
+
+def _value_type(setting: "Field[Any]") -> type:
+    """The type that the text of a flag becomes: of `int | None`, int."""
+    kinds: dict[Any, type] = {int: int, int | None: int, float: float}
+    return kinds.get(setting.type, str)

@@ -1,0 +1,129 @@
+"""The engine as a synchronous machine: requests in, a batch to compute, tokens in, outputs out.
+
+Knows the scheduler and when a sequence has come to its end. Must not know asyncio, threads, tensors or the wall
+clock: whoever steps it passes the time, so a simulator can step it as fast as it likes.
+
+One step is `plan`, then computing the batch by whatever means, then `commit` with the tokens (or `fail`).
+"""
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+
+from engine.scheduler import Batch, Scheduler
+from engine.sequence import FinishReason, Output, Request, Sequence
+from engine.stats import Stats
+from engine.text import TextStream
+
+
+@dataclass(eq=False, slots=True)
+class EngineCore:
+    """Not thread-safe: one thread adds, aborts and steps."""
+
+    scheduler: Scheduler
+    stats: Stats = field(default_factory=Stats)
+    _texts: dict[str, TextStream] = field(default_factory=dict)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.num_waiting + self.scheduler.num_running > 0
+
+    def add(self, request: Request, text: TextStream | None = None) -> None:
+        """Queues a request; without `text`, its outputs carry token ids only. Raises ValueError if it can
+        never fit the KV cache."""
+        self.scheduler.add(request)
+        if text is not None:
+            self._texts[request.id] = text
+
+    def abort(self, request_id: str) -> None:
+        """Frees the request's blocks now. Nothing happens if it is finished or unknown."""
+        sequence = self.scheduler.find(request_id)
+        if sequence is not None:
+            self._finish(sequence, FinishReason.ABORT)
+
+    def plan(self) -> Batch:
+        return self.scheduler.schedule()
+
+    def commit(self, batch: Batch, tokens: List[int | None], now_s: float) -> list[Output]:
+        """`tokens` has one entry for each chunk: the sampled token, or None where the chunk does not sample."""
+        outputs = []
+        for chunk, token in zip(batch.chunks, tokens, strict=True):
+            self.scheduler.computed(chunk)
+            if token is not None:
+                outputs.append(self._append(chunk.sequence, token, now_s))
+        return outputs
+
+    def fail(self, batch: Batch, error: str) -> list[Output]:
+        """Ends what is left of the batch's requests; all others go on."""
+        outputs = []
+        for chunk in batch.chunks:
+            sequence = chunk.sequence
+            if self.scheduler.find(sequence.request.id) is sequence:
+                self._finish(sequence, FinishReason.ERROR)
+                outputs.append(_output(sequence, (), "", error=error))
+        return outputs
+
+    def _append(self, sequence: Sequence, token: int, now_s: float) -> Output:
+        self._measure(sequence, now_s)
+        sequence.tokens.append(token)
+        sampling = sequence.request.sampling
+        may_stop = sequence.num_output_tokens >= sampling.min_tokens
+        if may_stop and token in sampling.eos_token_ids:
+            return self._end(sequence, token, "", FinishReason.STOP)
+        if may_stop and token in sampling.stop_token_ids:
+            return self._end(sequence, token, "", FinishReason.STOP, stop_reason=token)
+        stream = self._texts.get(sequence.request.id)
+        text = stream.push(token, may_stop) if stream else ""
+        if stream and stream.matched is not None:
+            return self._end(sequence, token, text, FinishReason.STOP, stop_reason=stream.matched)
+        if sequence.num_output_tokens == sampling.max_tokens:
+            return self._end(sequence, token, text, FinishReason.LENGTH)
+        return _output(sequence, (token,), text)
+
+    def _measure(self, sequence: Sequence, now_s: float) -> None:
+        if sequence.last_token_s is None:
+            self.stats.num_prompt_tokens += len(sequence.request.prompt)
+            self.stats.first_token_s.observe(now_s - sequence.request.arrived_s)
+        else:
+            self.stats.next_token_s.observe(now_s - sequence.last_token_s)
+        self.stats.num_output_tokens += 1
+        sequence.last_token_s = now_s
+
+    def _end(
+        self,
+        sequence: Sequence,
+        token: int,
+        text: str,
+        reason: FinishReason,
+        stop_reason: str | int | None = None,
+    ) -> Output:
+        stream = self._texts.get(sequence.request.id)
+        text += stream.flush() if stream else ""
+        self._finish(sequence, reason)
+        return _output(sequence, (token,), text, stop_reason=stop_reason)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        self.scheduler.finish(sequence, reason)
+        self._texts.pop(sequence.request.id, None)
+        self.stats.finished[reason] += 1
+
+    def __repr__(self) -> str:
+        return f"<EngineCore {self.scheduler!r}>"
+
+
+def _output(
+    sequence: Sequence,
+    token_ids: tuple[int, ...],
+    text: str,
+    stop_reason: str | int | None = None,
+    error: str | None = None,
+) -> Output:
+    return Output(
+        request_id=sequence.request.id,
+        token_ids=token_ids,
+        text=text,
+        num_cached_tokens=sequence.num_cached_tokens or 0,
+        num_output_tokens=sequence.num_output_tokens,
+        finish_reason=sequence.finish_reason,
+        stop_reason=stop_reason,
+        error=error,
+    )

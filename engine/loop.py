@@ -1,0 +1,171 @@
+"""The engine in time: one thread steps the core, the event loop gets its outputs.
+
+Knows asyncio, the stepping thread and the clock. Must not know how a batch is computed or what HTTP is.
+
+The thread owns the core. Everything else reaches it as a command that it runs between two steps, so an abort takes
+effect at the next step boundary. Outputs cross back once a step, at once: no token waits for another.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Self
+
+from engine.core import EngineCore
+from engine.scheduler import Batch
+from engine.sequence import FinishReason, Output, Request
+from engine.text import TextStream
+
+log = logging.getLogger(__name__)
+
+RunBatch = Callable[[Batch], list[int | None]]
+
+
+class EngineError(Exception):
+    """The engine could not finish a request; `is_stopped` tells that it takes no more of them."""
+
+    def __init__(self, message: str, *, is_stopped: bool = False) -> None:
+        super().__init__(message)
+        self.is_stopped = is_stopped
+
+
+@dataclass(eq=False, slots=True)
+class OutputStream:
+    """The outputs of one request. Leaving the `with` block before the last one aborts the request."""
+
+    request_id: str
+    _engine: "EngineLoop"
+    _arrived: "asyncio.Queue[Output]" = field(default_factory=asyncio.Queue)
+    _is_finished: bool = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._engine._close_stream(self)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Output:
+        """Raises EngineError if the step that computed this request failed."""
+        if self._is_finished:
+            raise StopAsyncIteration
+        output = await self._arrived.get()
+        self._is_finished = output.finish_reason is not None
+        if output.error is not None:
+            raise EngineError(output.error, is_stopped=self._engine.is_stopped)
+        return output
+
+    def __repr__(self) -> str:
+        return f"<OutputStream {self.request_id} {self._arrived.qsize()} outputs unread>"
+
+
+@dataclass(eq=False, slots=True)
+class EngineLoop:
+    """Steps `core`, computing batches with `run_batch` on a thread of its own. Start it on the event loop that
+    reads the streams."""
+
+    core: EngineCore
+    run_batch: RunBatch
+    clock: Callable[[], float] = time.monotonic
+    _commands: "SimpleQueue[Callable[[], object] | None]" = field(default_factory=SimpleQueue)
+    _streams: dict[str, OutputStream] = field(default_factory=dict)
+    _event_loop: asyncio.AbstractEventLoop | None = None
+    _thread: Thread | None = None
+    _stop_reason: str | None = "the engine is not started"
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stop_reason is not None
+
+    def start(self) -> None:
+        self._event_loop = asyncio.get_running_loop()
+        self._stop_reason = None
+        self._thread = Thread(target=self._run, name="engine-steps", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, text: TextStream | None = None) -> OutputStream:
+        """Queues the request. Raises EngineError when stopped, ValueError if it can never fit the KV cache."""
+        if self._stop_reason is not None:
+            raise EngineError(self._stop_reason, is_stopped=True)
+        self.core.scheduler.check(request)
+        stream = OutputStream(request.id, self)
+        self._streams[request.id] = stream
+        self._commands.put(partial(self.core.add, request, text))
+        return stream
+
+    def stop(self, reason: str) -> None:
+        """Ends all streams with an error and lets the thread go after the step it is in."""
+        if self._stop_reason is None:
+            self._commands.put(None)
+        self._end_all(reason)
+
+    def join(self, timeout_s: float) -> bool:
+        """Blocks until the thread is gone; False if it is still computing."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
+
+    def _close_stream(self, stream: OutputStream) -> None:
+        if self._streams.pop(stream.request_id, None) is not None:
+            self._commands.put(partial(self.core.abort, stream.request_id))
+
+    def _run(self) -> None:
+        try:
+            while self._obey_commands():
+                if self.core.has_work:
+                    self._step()
+        except Exception:
+            log.exception("the engine's loop broke; it takes no more requests")
+            self._to_event_loop(partial(self._end_all, "the engine broke, see its log"))
+
+    def _obey_commands(self) -> bool:
+        """Runs what is queued, waiting for the first command when there is nothing to compute."""
+        while not self.core.has_work or not self._commands.empty():
+            command = self._commands.get()
+            if command is None:
+                return False
+            command()
+        return True
+
+    def _step(self) -> None:
+        batch = self.core.plan()
+        try:
+            tokens = self.run_batch(batch)
+            outputs = self.core.commit(batch, tokens, self.clock())
+        except Exception as error:
+            log.exception("a step failed; its %d requests are ended", len(batch.chunks))
+            outputs = self.core.fail(batch, f"the engine failed to compute this request: {error}")
+        if outputs:
+            self._to_event_loop(partial(self._deliver, outputs))
+
+    def _to_event_loop(self, callback: Callable[[], object]) -> None:
+        assert self._event_loop is not None
+        # A closed event loop has nobody left to tell.
+        with suppress(RuntimeError):
+            self._event_loop.call_soon_threadsafe(callback)
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream._arrived.put_nowait(output)
+
+    def _end_all(self, reason: str) -> None:
+        self._stop_reason = reason
+        self._deliver([_ended(request_id, reason) for request_id in self._streams])
+
+    def __repr__(self) -> str:
+        state = "RUNNING" if self._stop_reason is None else f"STOPPED ({self._stop_reason})"
+        return f"<EngineLoop {state} {len(self._streams)} streams {self.core!r}>"
+
+
+def _ended(request_id: str, reason: str) -> Output:
+    return Output(request_id, (), "", 0, 0, finish_reason=FinishReason.ERROR, error=reason)

@@ -1,0 +1,46 @@
+"""Computes batches: from chunks to tensors, through the model, to sampled tokens.
+
+Knows the model, its KV cache and the device. Must not know why a batch is as it is, or what becomes of the tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.model.attention import KVCache, Paging, Span
+from engine.model.llama import Llama
+from engine.sampler import sample
+from engine.scheduler import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    model: Llama
+    cache: KVCache
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> list[int | None]:
+        """One entry for each chunk: the token sampled behind it, or None where the prompt goes on."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        ends: list[int] = []
+        for chunk in batch.chunks:
+            tokens += chunk.sequence.tokens[chunk.start : chunk.end]
+            positions += range(chunk.start, chunk.end)
+            ends.append(len(tokens) - 1)
+        hidden = self.model.hidden(self._on_device(tokens), self._on_device(positions), self.cache, self._paging(batch))
+        sampled = [index for index, chunk in enumerate(batch.chunks) if chunk.samples]
+        results: list[int | None] = [None] * len(batch.chunks)
+        if sampled:
+            logits = self.model.logits(hidden[self._on_device([ends[index] for index in sampled])])
+            chosen = sample(logits, [batch.chunks[index].sequence for index in sampled])
+            for index, token in zip(sampled, chosen, strict=True):
+                results[index] = token
+        return results
+
+    def _paging(self, batch: Batch) -> Paging:
+        spans = [Span(chunk.start, chunk.end, chunk.sequence.table) for chunk in batch.chunks]
+        return Paging.of(spans, self.cache.block_size, self.model.dtype, self.model.device)
+
+    def _on_device(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, device=self.model.device)

@@ -1,0 +1,45 @@
+"""What the engine has done so far, as plain numbers.
+
+Written by the thread that steps the engine, read by whoever renders metrics: a torn read costs one sample, no lock.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+
+from engine.sequence import FinishReason
+
+# Upper bounds in seconds; those of vLLM, so that dashboards made for it fit.
+_FIRST_TOKEN_BOUNDS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_NEXT_TOKEN_BOUNDS_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+
+
+@dataclass(eq=False, slots=True)
+class Histogram:
+    """Counts per bucket, not cumulated; the last bucket is beyond all bounds."""
+
+    bounds: tuple[float, ...]
+    counts: list[int] = field(init=False)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+@dataclass(eq=False, slots=True)
+class Stats:
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    finished: Counter[FinishReason] = field(default_factory=Counter)
+    first_token_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_BOUNDS_S))
+    next_token_s: Histogram = field(default_factory=lambda: Histogram(_NEXT_TOKEN_BOUNDS_S))

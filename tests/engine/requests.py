@@ -1,0 +1,50 @@
+"""Requests and a core that need no model: tokens come from a rule instead."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from engine.blocks import BlockPool
+from engine.core import EngineCore
+from engine.scheduler import Batch, Chunk, Scheduler
+from engine.sequence import Request, Sampling
+
+BLOCK_SIZE = 4
+
+_ids = count()
+
+
+def request(
+    prompt: tuple[int, ...] | range = (1, 2, 3),
+    *,
+    name: str | None = None,
+    priority: int = 0,
+    salt: str | None = None,
+    **sampling: Any,
+) -> Request:
+    sampling.setdefault("max_tokens", 8)
+    return Request(
+        id=name or f"r{next(_ids)}",
+        prompt=tuple(prompt),
+        sampling=Sampling(**sampling),
+        arrived_s=0.0,
+        priority=priority,
+        salt=salt,
+    )
+
+
+def scheduler(num_blocks: int = 64, max_num_seqs: int = 8, max_num_batched_tokens: int = 32) -> Scheduler:
+    return Scheduler(BlockPool(num_blocks, BLOCK_SIZE), max_num_seqs, max_num_batched_tokens)
+
+
+def core(**options: int) -> EngineCore:
+    return EngineCore(scheduler(**options))
+
+
+def tokens_by(rule: Callable[[Chunk], int], batch: Batch) -> list[int | None]:
+    return [rule(chunk) if chunk.samples else None for chunk in batch.chunks]
+
+
+def next_number(chunk: Chunk) -> int:
+    """The last token plus one: what a request generates depends on its own tokens only."""
+    return chunk.sequence.tokens[-1] + 1

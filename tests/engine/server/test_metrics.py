@@ -1,0 +1,71 @@
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.core import EngineCore
+from engine.server.metrics import EngineMetrics
+from tests.engine.requests import core, next_number, request, tokens_by
+
+
+def samples(metrics: EngineMetrics) -> dict[str, float]:
+    """`name{label that is not the replica's}` -> value"""
+    found = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            assert (sample.labels.pop("model_name"), sample.labels.pop("engine")) == ("m", "0")
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def step(engine: EngineCore, now_s: float) -> None:
+    batch = engine.plan()
+    engine.commit(batch, tokens_by(next_number, batch), now_s)
+
+
+def test_a_scrape_shows_the_present_state() -> None:
+    engine = core(num_blocks=20, max_num_seqs=1)
+    metrics = EngineMetrics(engine, "m")
+    engine.add(request(range(10)))
+    engine.add(request(range(100, 130)))
+    step(engine, 0.3)
+    now = samples(metrics)
+    assert now["vllm:num_requests_running"] == 1
+    assert now["vllm:num_requests_waiting"] == 1
+    assert now["vllm:kv_cache_usage_perc"] == 3 / 20
+    assert now["vllm:cache_config_info{block_size=4,num_gpu_blocks=20}"] == 1
+    assert now["pointsman_engine_queued_prefill_tokens"] == 30
+
+
+def test_a_scrape_shows_the_totals_so_far() -> None:
+    engine = core()
+    metrics = EngineMetrics(engine, "m")
+    for _ in range(2):
+        engine.add(request(range(10), max_tokens=2))
+        for now_s in (0.3, 0.34):
+            step(engine, now_s)
+    engine.add(request(name="gone"))
+    engine.abort("gone")
+    now = samples(metrics)
+    assert now["vllm:prefix_cache_queries_total"] == 20
+    assert now["vllm:prefix_cache_hits_total"] == 8
+    assert now["vllm:prompt_tokens_total"] == 20
+    assert now["vllm:generation_tokens_total"] == 4
+    assert now["vllm:num_preemptions_total"] == 0
+    assert now["vllm:request_success_total{finished_reason=length}"] == 2
+    assert now["vllm:request_success_total{finished_reason=abort}"] == 1
+    assert now["vllm:request_success_total{finished_reason=stop}"] == 0
+
+
+def test_histograms_cumulate_their_buckets() -> None:
+    engine = core()
+    metrics = EngineMetrics(engine, "m")
+    engine.add(request(max_tokens=3))
+    for now_s in (0.3, 0.34, 99.0):
+        step(engine, now_s)
+    now = samples(metrics)
+    assert now["vllm:time_to_first_token_seconds_bucket{le=0.25}"] == 0
+    assert now["vllm:time_to_first_token_seconds_bucket{le=0.5}"] == 1
+    assert now["vllm:time_to_first_token_seconds_sum"] == 0.3
+    assert now["vllm:time_per_output_token_seconds_bucket{le=0.05}"] == 1
+    assert now["vllm:time_per_output_token_seconds_bucket{le=80.0}"] == 1
+    assert now["vllm:time_per_output_token_seconds_bucket{le=+Inf}"] == 2
+    assert now["vllm:time_per_output_token_seconds_count"] == 2

@@ -1,0 +1,137 @@
+"""Whatever the batching, chunking, caching and preemption: the same greedy tokens as one request alone."""
+
+from functools import cache
+from random import Random
+
+import pytest
+import torch
+
+from engine.core import EngineCore
+from engine.model.attention import KVCache
+from engine.runner import Runner
+from engine.sequence import FinishReason, Request
+from tests.engine.model.tiny_llama import dense_greedy, tiny_config, tiny_llama, tiny_weights
+from tests.engine.requests import BLOCK_SIZE, core, request
+
+CONFIG = tiny_config()
+WEIGHTS = tiny_weights(CONFIG)
+
+
+@cache
+def alone(prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+    return dense_greedy(CONFIG, WEIGHTS, prompt, num_tokens)
+
+
+def runner_for(engine: EngineCore) -> Runner:
+    num_blocks = engine.scheduler.pool.num_blocks
+    kv = KVCache.allocate(CONFIG, num_blocks, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    return Runner(tiny_llama(CONFIG), kv)
+
+
+def step(engine: EngineCore, runner: Runner, outputs: dict[str, list[int]]) -> None:
+    batch = engine.plan()
+    for output in engine.commit(batch, runner.run(batch), 0.0):
+        outputs.setdefault(output.request_id, []).extend(output.token_ids)
+
+
+def generate(engine: EngineCore, requests: list[Request]) -> list[list[int]]:
+    """All at once."""
+    runner, outputs = runner_for(engine), dict[str, list[int]]()
+    for asked in requests:
+        engine.add(asked)
+    while engine.has_work:
+        step(engine, runner, outputs)
+    return [outputs[asked.id] for asked in requests]
+
+
+def prompt(random: Random, num_tokens: int) -> tuple[int, ...]:
+    return tuple(random.randrange(CONFIG.vocab_size) for _ in range(num_tokens))
+
+
+def test_one_request_alone() -> None:
+    asked = request(prompt(Random(0), 21), max_tokens=20)
+    assert generate(core(), [asked]) == [alone(asked.prompt, 20)]
+
+
+def test_a_batch_of_different_lengths() -> None:
+    requests = [request(prompt(Random(length), length), max_tokens=12) for length in (1, 3, 4, 5, 16, 17)]
+    assert generate(core(), requests) == [alone(asked.prompt, 12) for asked in requests]
+
+
+@pytest.mark.parametrize("budget", [1, 3, 4, 7])
+def test_a_prompt_in_chunks(budget: int) -> None:
+    asked = request(prompt(Random(1), 30), max_tokens=8)
+    engine = core(max_num_seqs=1, max_num_batched_tokens=budget)
+    assert generate(engine, [asked]) == [alone(asked.prompt, 8)]
+
+
+def test_a_prefix_hit() -> None:
+    shared = prompt(Random(2), 13)
+    engine, outputs = core(), dict[str, list[int]]()
+    runner = runner_for(engine)
+    for tail in ((), (5,), (6, 7), ()):
+        asked = request(shared + tail, max_tokens=9)
+        engine.add(asked)
+        while engine.has_work:
+            step(engine, runner, outputs)
+        assert outputs[asked.id] == alone(asked.prompt, 9)
+    assert engine.scheduler.num_hit_tokens == 3 * 12
+
+
+def test_a_preempted_request() -> None:
+    requests = [request(prompt(Random(seed), 9), max_tokens=20) for seed in range(3)]
+    engine = core(num_blocks=14)
+    assert generate(engine, requests) == [alone(asked.prompt, 20) for asked in requests]
+    assert engine.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_interleaving_of_arrivals_chunks_hits_preemptions_and_aborts(seed: int) -> None:
+    random = Random(seed)
+    engine = core(num_blocks=random.randint(12, 20), max_num_seqs=4, max_num_batched_tokens=random.randint(4, 20))
+    runner, outputs = runner_for(engine), dict[str, list[int]]()
+    shared = prompt(random, 8)
+    asked = [
+        request(
+            shared[: random.choice([0, 4, 8])] + prompt(random, random.randint(1, 12)),
+            priority=random.randrange(2),
+            salt=random.choice([None, "tenant"]),
+            max_tokens=random.randint(1, 16),
+        )
+        for _ in range(8)
+    ]
+    waiting, aborted = list(asked), set()
+    while waiting or engine.has_work:
+        if waiting and random.random() < 0.4:
+            engine.add(waiting.pop())
+        if random.random() < 0.05:
+            victim = random.choice(asked).id
+            aborted |= {victim} if engine.scheduler.find(victim) else set()
+            engine.abort(victim)
+        if engine.has_work:
+            step(engine, runner, outputs)
+        pool = engine.scheduler.pool
+        assert pool.num_free + pool.num_used + pool.num_cached == pool.num_blocks
+    for one in asked:
+        expected = alone(one.prompt, one.sampling.max_tokens)
+        found = outputs.get(one.id, [])
+        assert found == expected or (one.id in aborted and found == expected[: len(found)])
+    assert engine.stats.finished[FinishReason.LENGTH] == len(asked) - len(aborted)
+
+
+def test_a_seeded_draw_is_the_same_alone_and_in_a_batch() -> None:
+    def drawn(seed: int) -> Request:
+        return request(prompt(Random(seed), 9), max_tokens=16, temperature=1.0, top_p=0.9, seed=seed)
+
+    together = generate(core(num_blocks=20), [drawn(seed) for seed in range(4)])
+    assert together == [generate(core(), [drawn(seed)])[0] for seed in range(4)]
+    assert len({tuple(tokens) for tokens in together}) == 4
+
+
+def test_tokens_of_unfinished_prompts_are_not_sampled() -> None:
+    engine = core(max_num_seqs=2, max_num_batched_tokens=8)
+    engine.add(request(prompt(Random(3), 5)))
+    engine.add(request(prompt(Random(4), 9)))
+    tokens = runner_for(engine).run(engine.plan())
+    assert tokens[0] is not None
+    assert tokens[1] is None
