@@ -16,10 +16,12 @@ async def show_replicas(url: str, *, as_json: bool) -> int:
     answer = await _ask("GET", f"{url.rstrip('/')}/admin/replicas")
     if answer is None:
         return 1
-    if as_json:
-        print(json.dumps(answer["replicas"], indent=2))
-    else:
-        print(_table(answer["replicas"]))
+    try:
+        rows = answer["replicas"]
+        print(json.dumps(rows, indent=2) if as_json else _table(rows))
+    except (KeyError, TypeError):
+        print(f"pointsman: {url} answers, but not as a router's admin port", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -38,7 +40,7 @@ async def _ask(method: str, url: str) -> Any:
     try:
         async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.request(method, url) as response:
             answer = await response.json()
-            if response.status < 400:
+            if response.status < 400 and isinstance(answer, dict):
                 return answer
             print(f"pointsman: {_message(answer)}", file=sys.stderr)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:

@@ -54,7 +54,7 @@ class Proxy:
         """Serve one request to its end. Raises only CancelledError."""
         relay = Relay(request, reply, self.clock, self.times)
         self.open_relays.add(relay)
-        outcome = Outcome.CLIENT_GONE
+        outcome = Outcome.REJECTED
         try:
             with self.gate.enter(request):
                 await self._serve(request, relay)
@@ -63,10 +63,10 @@ class Proxy:
             outcome = relay.outcome_of(error)
             relay.fail(error)
         except asyncio.CancelledError:
+            outcome = Outcome.CLIENT_GONE if relay.is_client_gone else Outcome.REJECTED
             relay.fail(Draining("The router is stopping.", retry_after_s=1.0))
             raise
         except Exception:
-            outcome = Outcome.REJECTED
             self.journal.broke(request)
             relay.fail(PointsmanError("The router failed to serve this request."))
         finally:

@@ -302,3 +302,8 @@ class Relay:
         if self._exchange is not None:
             self._exchange.abort()
             self._exchange = None
+
+    def __repr__(self) -> str:
+        where = f" on {self._attempt.replica.id}" if self._attempt is not None else ""
+        how = ", its client reads slowly" if self._paused_at is not None else ""
+        return f"<Relay {self.request.id} {self.phase.name}{where}{how}>"

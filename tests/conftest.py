@@ -1,7 +1,6 @@
 """For all tests: under CI a skipped test fails the run, unless it is on this short list with its reason."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,12 +10,9 @@ ALLOWED_SKIPS: dict[str, str] = {}
 _skipped: list[str] = []
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    report = yield
-    if report.skipped and not hasattr(report, "wasxfail") and item.nodeid not in ALLOWED_SKIPS:
-        _skipped.append(item.nodeid)
-    return report
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail") and report.nodeid not in ALLOWED_SKIPS:
+        _skipped.append(report.nodeid)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -1,0 +1,229 @@
+"""The steps of one request, with clients and replicas in memory. What goes over the wire is in `tests/contracts/`."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from router.core import Candidate, Decision, Demand, Outcome, Prompt, Request, Surface
+from router.errors import ConnectionCut
+from tests.fakes import FakeExchange, FakeReply, FakeUpstream, Station, specs_of, turns, until
+from tests.router.nouns import make_request
+
+EVENT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(eq=False)
+class House:
+    """A station over replicas `a` and `b` in memory, and what its clients were told."""
+
+    upstream: FakeUpstream = field(default_factory=FakeUpstream)
+    tasks: "list[asyncio.Task[None]]" = field(default_factory=list)
+
+    def open(self, names: Sequence[str] = ("a", "b"), **settings: float) -> Station:
+        self.station = Station(self.upstream, specs_of(names), **settings)  # type: ignore[arg-type]
+        return self.station
+
+    def ask(self, **fields: object) -> FakeReply:
+        reply, now = FakeReply(), self.station.clock()
+        request = make_request(**{"arrived": now, "deadline": now + 600.0, **fields})  # type: ignore[arg-type]
+        self.tasks.append(asyncio.ensure_future(self.station.proxy.handle(request, reply)))
+        return reply
+
+    async def exchange(self, number: int = 0) -> FakeExchange:
+        await until(lambda: len(self.upstream.exchanges) > number)
+        return self.upstream.exchanges[number]
+
+    async def told(self, reply: FakeReply) -> FakeReply:
+        await until(lambda: reply.outcome is not None)
+        await turns()
+        return reply
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    house = House()
+    yield house
+    for task in house.tasks:
+        task.cancel()
+    await asyncio.gather(*house.tasks, return_exceptions=True)
+    assert house.station.left_over == {}
+    assert house.upstream.num_live == 0
+
+
+async def test_an_attempt_says_all_that_goes_over_the_wire(house: House) -> None:
+    house.open(connect_timeout_s=1.0, first_byte_timeout_s=2.0, idle_timeout_s=4.0)
+    house.ask(id="my-id", surface=Surface.COMPLETIONS, body=b'{"x":1}', headers=(("x-other", "kept"),))
+    attempt = (await house.exchange()).attempt
+    assert (attempt.path, attempt.body) == ("/v1/completions", b'{"x":1}')
+    assert (attempt.connect_timeout_s, attempt.first_byte_timeout_s, attempt.idle_timeout_s) == (1.0, 2.0, 4.0)
+    assert {("x-other", "kept"), ("x-request-id", "my-id")} <= set(attempt.headers)
+
+
+async def test_a_request_passes_the_gate_before_any_work_is_done(house: House) -> None:
+    station = house.open(max_open_requests=1)
+    first = house.ask()
+    await house.exchange()
+    station.prompts.may_read.clear()
+    refused = await house.told(house.ask())
+    assert (refused.status, refused.outcome) == (429, Outcome.REJECTED)
+    (await house.exchange()).answer(200, b"{}")
+    assert (await house.told(first)).outcome is Outcome.OK
+
+
+async def test_a_request_leaves_the_gate_with_its_end_and_not_before(house: House) -> None:
+    station = house.open()
+    reply = house.ask(is_stream=True)
+    exchange = await house.exchange()
+    exchange.head()
+    exchange.send(EVENT)
+    assert (station.gate.num_open, len(station.relays)) == (1, 1)
+    exchange.send(DONE)
+    exchange.end()
+    await house.told(reply)
+    assert (station.gate.num_open, len(station.relays)) == (0, 0)
+
+
+async def test_a_prompt_of_exact_length_over_the_context_is_refused_and_a_guess_is_not(house: House) -> None:
+    station = house.open()
+    station.registry.pools()[0].max_model_len = 64
+    refused = await house.told(house.ask(messages=[{"role": "user"}]))
+    assert (refused.status, station.leases) == (400, [])
+    assert b'"param":"messages"' in refused.answer
+    assert b'"param":"prompt"' in (await house.told(house.ask(surface=Surface.COMPLETIONS))).answer
+
+    class Guesses:
+        async def read(self, request: Request, *_: object) -> Prompt:
+            return Prompt(1000, (), 16, is_exact=False)
+
+    station.proxy.prompts = Guesses()
+    reply = house.ask()
+    (await house.exchange()).answer(200, b"{}")
+    assert (await house.told(reply)).status == 200
+
+
+async def test_our_priority_is_cut_out_of_the_body_and_nothing_else(house: House) -> None:
+    house.open()
+    house.ask(body=b'{"model":"m","priority":5,"z":1.50}', priority=5)
+    house.ask(body=b'{"model":"m","priority":0}', priority=0)
+    assert (await house.exchange(0)).attempt.body == b'{"model":"m","z":1.50}'
+    assert (await house.exchange(1)).attempt.body == b'{"model":"m","priority":0}', "no engine refuses 0"
+
+
+async def test_each_replica_is_sent_its_own_key(house: House) -> None:
+    station = house.open()
+    for replica in station.registry.replicas():
+        replica.spec = replace(replica.spec, api_key=f"key-of-{replica.id}")
+    house.upstream.refusing = {"a"}
+    station.member("b").replica.foreign_requests = 9
+    house.ask(headers=(("authorization", "Bearer of-the-client"),))
+    attempt = (await house.exchange()).attempt
+    assert attempt.replica.id == "b"
+    assert [value for name, value in attempt.headers if name == "authorization"] == ["Bearer key-of-b"]
+
+
+async def test_every_place_is_asked_for_without_the_replicas_that_failed(house: House) -> None:
+    station = house.open(["a", "b", "c", "d"], max_attempts=4)
+    reply = house.ask()
+    for number in range(3):
+        (await house.exchange(number)).fail(ConnectionCut("cut"))
+    (await house.exchange(3)).answer(200, b"{}")
+    await house.told(reply)
+    tried = [lease.demand.tried for lease in station.leases]
+    replicas = [lease.replica.id for lease in station.leases]
+    assert tried == [frozenset(replicas[:number]) for number in range(4)]
+    assert len(set(replicas)) == 4
+    assert station.metrics.retries.counts == {("replica_connection_lost",): 3}
+
+
+async def test_a_request_earns_its_part_of_a_retry_once(house: House) -> None:
+    station = house.open(retries=1.0)
+    reply = house.ask()
+    (await house.exchange()).fail(ConnectionCut("cut"))
+    (await house.exchange(1)).answer(200, b"{}")
+    await house.told(reply)
+    assert station.budget.saved == pytest.approx(0.2)
+
+
+async def test_an_attempt_that_no_other_replica_could_follow_costs_no_budget(house: House) -> None:
+    station = house.open(["a"], retries=1.0)
+    reply = house.ask()
+    (await house.exchange()).fail(ConnectionCut("cut"))
+    assert (await house.told(reply)).status == 502
+    assert station.budget.saved == pytest.approx(1.2)
+
+
+async def test_a_deadline_that_passes_between_two_attempts_ends_the_request(house: House) -> None:
+    station = house.open()
+    reply = house.ask()
+    exchange = await house.exchange()
+    station.clock.now += 601.0
+    exchange.fail(ConnectionCut("cut"))
+    assert ((await house.told(reply)).status, reply.outcome) == (504, Outcome.EXPIRED)
+    assert len(house.upstream.exchanges) == 1
+
+
+async def test_a_place_that_is_given_back_goes_to_the_next_in_line(house: House) -> None:
+    house.open(["a"], max_in_flight=1)
+    first, second = house.ask(), house.ask()
+    (await house.exchange()).answer(200, b"1")
+    (await house.exchange(1)).answer(200, b"2")
+    assert ((await house.told(first)).answer, (await house.told(second)).answer) == (b"1", b"2")
+
+
+async def test_a_stopping_router_tells_its_clients_and_blames_nobody(house: House) -> None:
+    station = house.open()
+    silent, flowing = house.ask(), house.ask(is_stream=True)
+    exchange = await house.exchange(1)
+    exchange.head()
+    exchange.send(EVENT)
+    for task in house.tasks:
+        task.cancel()
+    assert ((await house.told(silent)).status, dict(silent.headers)["retry-after"]) == (503, "1")
+    assert (await house.told(flowing)).answer.endswith(DONE)
+    assert b'"draining"' in flowing.answer
+    assert station.faults == {}
+    assert {outcome for _, outcome, _ in station.metrics.requests.counts} == {"rejected"}
+    assert all(task.cancelled() for task in house.tasks), "a cancel is passed on"
+
+
+async def test_a_client_that_leaves_is_counted_as_gone(house: House) -> None:
+    station = house.open()
+    reply = house.ask()
+    await house.exchange()
+    reply.leave()
+    await until(lambda: not station.left_over)
+    assert station.metrics.requests.counts == {("m", "client_gone", "0"): 1}
+    assert station.metrics.attempts.counts == {(station.leases[0].replica.id, "client_gone"): 1}
+
+
+async def test_a_fault_of_our_own_is_a_500_and_a_traceback_in_the_log(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def decide(self, demand: Demand, candidates: Sequence[Candidate]) -> Decision | None:
+            raise RuntimeError("a plug-in failed")
+
+    station = house.open()
+    station.placement.policy = Broken()
+    with caplog.at_level(logging.ERROR):
+        reply = await house.told(house.ask())
+    assert (reply.status, reply.outcome) == (500, Outcome.REJECTED)
+    assert b"plug-in" not in reply.answer
+    [record] = caplog.records
+    assert record.exc_info is not None
+
+
+async def test_who_answered_and_why_is_counted_by_model_and_replica(house: House) -> None:
+    station = house.open()
+    await house.told(house.ask(model="nobody knows this one"))
+    reply = house.ask()
+    (await house.exchange()).answer(200, b'{"usage":{"prompt_tokens":5,"completion_tokens":2}}')
+    await house.told(reply)
+    replica = station.leases[0].replica.id
+    assert station.metrics.requests.counts == {("none", "rejected", "404"): 1, ("m", "ok", "200"): 1}
+    assert station.metrics.attempts.counts == {(replica, "ok"): 1}
+    assert station.metrics.tokens.counts == {("m", "prompt"): 5, ("m", "output"): 2}
