@@ -15,6 +15,9 @@ import uvloop
 from loadtest.cancel import measure_cancels
 from loadtest.errors import LoadError, UsageError
 from loadtest.flags import parse
+from loadtest.peers import report as peers_report
+from loadtest.peers.run import default_scratch, measure_peers
+from loadtest.peers.settings import PeersSettings
 from loadtest.report import exit_code, print_cancels, print_table, write_json
 from loadtest.run import measure
 from loadtest.settings import CancelSettings, RunSettings
@@ -28,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     try:
         settings = parse(sys.argv[1:] if argv is None else argv)
+        if isinstance(settings, PeersSettings):
+            return _peers(settings)
         return _run(settings) if isinstance(settings, RunSettings) else _cancel(settings)
     except LoadError as error:
         print(f"pointsman-load: {error}", file=sys.stderr)
@@ -64,6 +69,21 @@ def _cancel(settings: CancelSettings) -> int:
     if not settings.quiet:
         print_cancels(summary)
     return 0
+
+
+def _peers(settings: PeersSettings) -> int:
+    _check_folder("--png", settings.png)
+    picture = importlib.import_module("loadtest.peers.picture") if settings.png else None
+    measured = measure_peers(settings, settings.scratch or default_scratch())
+    if measured.is_interrupted and not measured.visits:
+        return 130
+    if picture is not None:
+        picture.draw(settings.png, measured.table())
+    if settings.format == "json":
+        peers_report.print_json(measured)
+    else:
+        peers_report.print_table(measured)
+    return peers_report.exit_code(measured)
 
 
 def _wait_for(work: Coroutine[None, None, _Result]) -> _Result:

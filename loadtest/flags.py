@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from loadtest.errors import UsageError
-from loadtest.settings import CancelSettings, RunSettings, Server, about, check_cancel, check_run, flag_name
+from loadtest.peers.settings import PeersSettings, check_peers
+from loadtest.settings import CancelSettings, RunSettings, about, check_cancel, check_run, flag_name
 
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
 _WANTED = {int: "a whole number", float: "a number", str: "text", Path: "a file"}
 
 
-def parse(argv: Sequence[str]) -> RunSettings | CancelSettings:
+def parse(argv: Sequence[str]) -> RunSettings | CancelSettings | PeersSettings:
     """The checked settings of the chosen command. Raises UsageError; --help exits as argparse does."""
     namespace, leftovers = _parser().parse_known_args(argv)
     if leftovers:
@@ -23,9 +24,19 @@ def parse(argv: Sequence[str]) -> RunSettings | CancelSettings:
         run = RunSettings(**given)
         check_run(run, given.keys())
         return run
+    if namespace.settings is PeersSettings:
+        peers = PeersSettings(**given)
+        check_peers(peers)
+        return peers
     cancel = CancelSettings(**given)
     check_cancel(cancel)
     return cancel
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """`; did you mean x?` or nothing."""
+    match = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {match[0]}?" if match else ""
 
 
 def _frozen(value: Any) -> Any:
@@ -54,13 +65,19 @@ def _parser() -> argparse.ArgumentParser:
         description="Close connections before the first token and in mid-stream; measure how soon no request runs.",
         allow_abbrev=False,
     )
-    for command, settings in ((run, RunSettings), (cancel, CancelSettings)):
+    peers = commands.add_parser(
+        "peers",
+        help="compare our router with others: CPU time a request and an event, on one core",
+        description="Run our router and others in turn on one core, beside fast replicas, and compare their CPU time.",
+        allow_abbrev=False,
+    )
+    for command, settings in ((run, RunSettings), (cancel, CancelSettings), (peers, PeersSettings)):
         command.set_defaults(settings=settings)
         _add_flags(command, settings)
     return parser
 
 
-def _add_flags(parser: argparse.ArgumentParser, settings: type[Server]) -> None:
+def _add_flags(parser: argparse.ArgumentParser, settings: type[Any]) -> None:
     for name, hint, default, told in about(settings):
         parser.add_argument(
             _flag(name, hint, default),
@@ -110,21 +127,16 @@ def _converter(plain: type) -> Callable[[str], Any]:
 def _choice(names: tuple[str, ...]) -> Callable[[str], str]:
     def convert(text: str) -> str:
         if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}{_nearest(text, names)}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}{nearest(text, names)}")
         return text
 
     return convert
 
 
-def _unknown(leftovers: list[str], settings: type[Server]) -> str:
+def _unknown(leftovers: list[str], settings: type[Any]) -> str:
     known = [_flag(name, hint, default) for name, hint, default, _ in about(settings)]
     strange = next((word for word in leftovers if word.startswith("-")), None)
     if strange is None:
         return f"{leftovers[0]!r}: every value belongs to a flag, this one has none"
     name = strange.partition("=")[0]
-    return f"{name}: no such flag{_nearest(name, known)}"
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    match = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {match[0]}?" if match else ""
+    return f"{name}: no such flag{nearest(name, known)}"

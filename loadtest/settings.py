@@ -103,7 +103,7 @@ class CancelSettings(Server):
     output_tokens: Annotated[int, _count("max_tokens; the answer must outlast the cancel")] = 1024
 
 
-def about(settings: type[Server]) -> Iterator[tuple[str, Any, Any, About]]:
+def about(settings: type[Any]) -> Iterator[tuple[str, Any, Any, About]]:
     """Yield (name, type, default, About) of each setting."""
     hints = get_type_hints(settings, include_extras=True)
     for setting in fields(settings):
@@ -131,6 +131,14 @@ def check_cancel(settings: CancelSettings) -> None:
         check_url("--engine-url", url)
 
 
+def check_numbers(settings: Any) -> None:
+    """Raise UsageError for a number out of its setting's range."""
+    for name, _, _, told in about(type(settings)):
+        value = getattr(settings, name)
+        if isinstance(value, int | float) and (fault := told.fault(value)):
+            raise UsageError(f"{flag_name(name)}: {fault}, not {value:g}")
+
+
 def check_url(flag: str, url: str) -> None:
     """Raise UsageError unless `url` is an http address."""
     try:
@@ -148,10 +156,7 @@ def flag_name(name: str) -> str:
 
 
 def _check_server(settings: Server) -> None:
-    for name, _, _, told in about(type(settings)):
-        value = getattr(settings, name)
-        if isinstance(value, int | float) and (fault := told.fault(value)):
-            raise UsageError(f"{flag_name(name)}: {fault}, not {value:g}")
+    check_numbers(settings)
     check_url("--url", settings.url)
 
 
