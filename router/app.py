@@ -7,8 +7,11 @@ import errno
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
 from importlib.metadata import version
+from typing import Any
 
 from aiohttp import web
 
@@ -16,9 +19,10 @@ from router import pages
 from router.admission.gate import Gate
 from router.admission.queue import LocalQueue
 from router.config import ConfigError, Settings
-from router.core import Pool, Replica
+from router.core import Decision, Demand, Headers, Lease, Outcome, Pool, Replica, Request
 from router.placement import Placement
 from router.plugins import PluginError
+from router.ports import Flow, Reply
 from router.prefix.index import BlockIndex
 from router.prefix.reader import Prompts
 from router.prefix.source import SourceError, TokenizerSource
@@ -33,28 +37,42 @@ from router.telemetry.metrics import Metrics
 from router.transports.http import ClientConnection, DataPort, PortLimits
 from router.transports.web import Views, admin_routes, data_routes
 from router.upstream.http import HttpUpstream
+from router.workers.sharing import Sharing
+
+Listen = Callable[[DataPort], AbstractAsyncContextManager[None]]
+Watch = Callable[[], Coroutine[Any, Any, None]]
 
 RELAY_TICK_S = 0.25
 SWEEP_S = 1.0
+# A place that siblings wait for is left to them for so long, before one of our own waiters takes it.
+HANDOVER_S = 0.002
+# A retiring process waits for a client's next request for so long, to say with its answer that it is the last.
+LAST_IDLE_S = 2.0
 
 
 class Router:
-    """One router process. Raises ConfigError for settings that name what is not there."""
+    """One router process; `sharing` where it is one of several on this host.
 
-    def __init__(self, settings: Settings, logger: logging.Logger) -> None:
+    Raises ConfigError for settings that name what is not there.
+    """
+
+    def __init__(self, settings: Settings, logger: logging.Logger, sharing: Sharing | None = None) -> None:
         self.settings = settings
         self.logger = logger
+        self.sharing = sharing
         self.metrics = Metrics()
-        self.gate = Gate(settings.max_open_requests)
+        self.gate = self._new_gate()
         self.relays: set[Relay] = set()
         self.index = BlockIndex(settings.index_bytes)
         self.prompts = Prompts(cache_bytes=settings.token_cache_bytes)
         self.registry = self._new_registry()
         self.placement = self._new_placement()
-        self.queue = LocalQueue(self.placement, time.monotonic, settings.max_waiting, settings.queue_timeout_s)
+        self.queue = self._new_queue()
         self.upstream = HttpUpstream(time.monotonic)
         self.proxy = self._new_proxy()
         self.lag_s = 0.0
+        self.port: DataPort | None = None
+        self.drain_timeout_s = settings.drain_timeout_s
         self._tokenizers: dict[Pool, asyncio.Task[None]] = {}
         pages.add_gauges(self)
 
@@ -63,10 +81,20 @@ class Router:
 
         Raises ConfigError where a port cannot be had.
         """
-        async with self._open_ports() as port, asyncio.TaskGroup() as group:
+        await self.run_with(stop, on_open, self._listen, self.registry.run)
+
+    async def run_with(
+        self,
+        stop: asyncio.Event,
+        on_open: Callable[[], None],
+        listen: Listen,
+        watch: Watch,
+    ) -> None:
+        """Like `run`, on what `listen` opens and with replicas as `watch` sees them."""
+        async with self._open_port() as port, listen(port), asyncio.TaskGroup() as group:
             self._group = group
             running = [
-                group.create_task(self.registry.run()),
+                group.create_task(watch()),
                 group.create_task(self._tick_relays()),
                 group.create_task(self._sweep(port)),
             ]
@@ -81,34 +109,48 @@ class Router:
         """Is a tokenizer being loaded? Until then prompts of its pool are hashed as text."""
         return any(not task.done() for task in self._tokenizers.values())
 
+    def retire(self) -> None:
+        """Another process has taken our place: every answer from now on is the last of its connection."""
+        if self.port is not None:
+            self.port.handle = self._handle_last
+            self.port.limits = replace(self.port.limits, idle_timeout_s=LAST_IDLE_S)
+
+    @property
+    def is_deserted(self) -> bool:
+        """Is no client connected?"""
+        return self.port is None or not self.port.connections
+
     @contextlib.asynccontextmanager
-    async def _open_ports(self) -> AsyncIterator[DataPort]:
-        settings, views = self.settings, self._views()
-        data = web.AppRunner(data_routes(views), handler_cancellation=True, access_log=None)
-        admin = web.AppRunner(admin_routes(views), handler_cancellation=True, access_log=None)
+    async def _open_port(self) -> AsyncIterator[DataPort]:
+        """All that serves connections; nobody listens yet."""
+        data = web.AppRunner(data_routes(self._views()), handler_cancellation=True, access_log=None)
         await data.setup()
-        await admin.setup()
-        port = self._new_port(data)
-        loop = asyncio.get_running_loop()
+        self.port = port = self._new_port(data)
         try:
-            with _names_port(settings.host, settings.port, "--port"):
-                server = await loop.create_server(lambda: ClientConnection(port), settings.host, settings.port)
-            with _names_port(settings.admin_host, settings.admin_port, "--admin-port"):
-                await web.TCPSite(admin, settings.admin_host, settings.admin_port).start()
             yield port
-            server.close()
         finally:
             await port.close()
             await self.upstream.close()
             self.prompts.close()
-            await admin.cleanup()
             await data.cleanup()
+
+    @contextlib.asynccontextmanager
+    async def _listen(self, port: DataPort) -> AsyncIterator[None]:
+        """One process alone: the data port and the admin port are its own."""
+        settings, loop = self.settings, asyncio.get_running_loop()
+        with names_port(settings.host, settings.port, "--port"):
+            server = await loop.create_server(lambda: ClientConnection(port), settings.host, settings.port)
+        try:
+            async with open_admin(admin_routes(self._views()), settings):
+                yield
+        finally:
+            server.close()
 
     async def _drain(self) -> None:
         """Readiness fails and new work is refused at once; what is open may end, until the deadline."""
         self.gate.drain()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.drain_timeout_s):
+            async with asyncio.timeout(self.drain_timeout_s):
                 await self.gate.wait_empty()
 
     async def _tick_relays(self) -> None:
@@ -119,12 +161,16 @@ class Router:
             self.lag_s = now - due
             for relay in list(self.relays):
                 relay.tick(now)
+            if self.sharing is not None and self.queue.num_waiting:
+                self.queue.pump()
 
     async def _sweep(self, port: DataPort) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
             port.sweep()
             self.upstream.sweep()
+            if self.sharing is not None:
+                self.sharing.desk.sweep()
 
     def _on_identified(self, replica: Replica, pool: Pool, document: Mapping[str, object] | None) -> None:
         """A pool's first replica brings its tokenizer, from the path that its spec names or from its own answer."""
@@ -152,9 +198,11 @@ class Router:
             raise ConfigError(f"The setting `replica` is wrong: {error}") from None
         return Registry(
             discovery,
-            on_change=lambda: self.queue.pump(),
+            on_change=self._on_change,
             on_lost=self.index.remove,
             on_identified=self._on_identified,
+            on_suspect=self.sharing.suspected if self.sharing is not None else lambda _: None,
+            on_cooled=self.sharing.cooled if self.sharing is not None else lambda _: None,
             probe_interval_s=settings.probe_interval_s,
             load_interval_s=settings.load_interval_s,
             breaker_faults=settings.breaker_faults,
@@ -167,12 +215,57 @@ class Router:
         except PluginError as error:
             raise ConfigError(f"The setting `policy` is wrong: {error}") from None
         registry = self.registry
-        return Placement(registry.available, registry.has_ready, registry.reserve, self.index, policy, time.monotonic)
+        available, reserve = registry.available, registry.reserve
+        if self.sharing is not None:
+            available = self._available_now
+            reserve = self._reserve_and_tell
+        return Placement(available, registry.has_ready, reserve, self.index, policy, time.monotonic)
+
+    def _new_gate(self) -> Gate:
+        most, sharing = self.settings.max_open_requests, self.sharing
+        return Gate(most) if sharing is None else Gate(most, sharing.desk.num_open_elsewhere, sharing.count_open)
+
+    def _new_queue(self) -> LocalQueue:
+        settings, on_waiting = self.settings, None if self.sharing is None else self._on_waiting
+        return LocalQueue(
+            self.placement, time.monotonic, settings.max_waiting, settings.queue_timeout_s, on_waiting=on_waiting
+        )
+
+    def _on_change(self) -> None:
+        """Something may now be placed: here, or where a sibling's waiters have had no place for longer."""
+        if self.sharing is None or not self.sharing.wake_waiting():
+            self.queue.pump()
+        elif self.queue.num_waiting:
+            asyncio.get_running_loop().call_later(HANDOVER_S, self.queue.pump)
+
+    def _on_waiting(self, num_waiting: int) -> None:
+        """Siblings wake us from now on; what they freed a moment before they could know is looked for once more."""
+        assert self.sharing is not None  # nobody else is told
+        self.sharing.count_waiting(num_waiting)
+        if num_waiting:
+            asyncio.get_running_loop().call_soon(self.queue.pump)
+
+    def _available_now(self, pool: Pool, now: float) -> Sequence[Replica]:
+        """Two workers that look in the same microseconds may both take a replica's last place: its limit holds but for
+        one request for each other worker."""
+        assert self.sharing is not None  # else the registry's own is used
+        self.sharing.desk.look(now)
+        return self.registry.available(pool, now)
+
+    def _reserve_and_tell(self, demand: Demand, decision: Decision) -> Lease:
+        assert self.sharing is not None  # else the registry's own is used
+        lease = self.registry.reserve(demand, decision)
+        self.sharing.dispatched(demand, decision, lease.taken_at)
+        return lease
+
+    async def _handle_last(self, request: Request, reply: Reply) -> None:
+        await self.proxy.handle(request, LastReply(reply))
 
     def _new_proxy(self) -> Proxy:
         settings = self.settings
         return Proxy(
             gate=self.gate,
+            find=self.registry.find,
             known=self.registry.known,
             prompts=self.prompts,
             queue=self.queue,
@@ -215,8 +308,40 @@ class Router:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LastReply:
+    """A `ports.Reply` that asks its client to come back on another connection."""
+
+    reply: Reply
+
+    def bind(self, flow: Flow) -> None:
+        self.reply.bind(flow)
+
+    def head(self, status: int, headers: Headers, own: Headers = (), length: int | None = None) -> None:
+        self.reply.head(status, headers, (*own, ("connection", "close")), length)
+
+    def write(self, payload: bytes, framed: bytes | None = None) -> None:
+        self.reply.write(payload, framed)
+
+    def end(self, outcome: Outcome, *, is_complete: bool) -> None:
+        self.reply.end(outcome, is_complete=is_complete)
+
+
+@contextlib.asynccontextmanager
+async def open_admin(routes: web.Application, settings: Settings) -> AsyncIterator[None]:
+    """The admin port, until the block is left. Raises ConfigError where it cannot be had."""
+    runner = web.AppRunner(routes, handler_cancellation=True, access_log=None)
+    await runner.setup()
+    try:
+        with names_port(settings.admin_host, settings.admin_port, "--admin-port"):
+            await web.TCPSite(runner, settings.admin_host, settings.admin_port).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
 @contextlib.contextmanager
-def _names_port(host: str, port: int, flag: str) -> Iterator[None]:
+def names_port(host: str, port: int, flag: str) -> Iterator[None]:
     """A port that cannot be had is a wrong setting."""
     try:
         yield

@@ -13,8 +13,9 @@ from typing import NoReturn
 
 import uvloop
 
-from router import admin, chat, config, up
+from router import admin, chat, child, config, up
 from router.app import Router
+from router.company import open_front
 from router.config import ConfigError, Settings
 from router.telemetry.logs import open_log
 
@@ -27,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["engine"]:
         _exec_engine(words[1:])
+    if len(words) == 2 and words[0] in _CHILDREN:
+        sys.exit(_CHILDREN[words[0]](int(words[1])))
     try:
         sys.exit(_run(words))
     except ConfigError as error:
@@ -107,6 +110,10 @@ _COMMANDS: Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]] =
 }
 
 
+# Started by the supervisor, with a descriptor of their orders: not for people.
+_CHILDREN: Mapping[str, Callable[[int], int]] = {"worker": child.run_router, "feed": child.run_feed}
+
+
 def _settings(flags: argparse.Namespace, defaults: Mapping[str, object] = MappingProxyType({})) -> Settings:
     return config.load(config.given(vars(flags)), os.environ, flags.config, defaults)
 
@@ -128,9 +135,15 @@ async def _serve_until_stopped(settings: Settings) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     logger = open_log(settings.log_level)
-    router = Router(settings, logger)
+    front = open_front(settings, logger)
+    if front.restart is not None:
+        loop.add_signal_handler(signal.SIGHUP, front.restart)
     fields = {"data_port": f"{settings.host}:{settings.port}", "replicas": len(settings.replica)}
-    await router.run(stop, lambda: logger.info("serving", extra={"fields": fields}))
+
+    def tell() -> None:
+        logger.info("serving", extra={"fields": fields | {"workers": settings.workers}})
+
+    await front.run(stop, tell)
 
 
 def _check(settings: Settings) -> int:

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+MOST_WORKERS = 64
+
 
 class ConfigError(Exception):
     """A setting is wrong; the message is one sentence that names it."""
@@ -34,11 +36,12 @@ class Settings:
     replica: tuple[str, ...] = _setting((), "an engine replica: URL[,tokenizer=PATH][,api_key=KEY]; repeatable")
     host: str = _setting("127.0.0.1", "address of the data port")
     port: int = _setting(30000, "data port: inference over HTTP and SSE")
+    workers: int = _setting(1, "router processes on this host that serve the data port together")
     admin_host: str = _setting("127.0.0.1", "address of the admin port")
     admin_port: int = _setting(30002, "admin port: metrics, replicas, drain")
     policy: str = _setting("pointsman", "routing preset")
     max_in_flight: int = _setting(256, "open requests that one replica may hold")
-    max_open_requests: int = _setting(20000, "open requests in this process, queued ones included")
+    max_open_requests: int = _setting(20000, "open requests in all processes of this host, queued ones included")
     max_waiting: int = _setting(10000, "requests that may wait for a replica")
     max_body_bytes: int = _setting(32 * 2**20, "largest request body", "bytes")
     request_timeout_s: float = _setting(600.0, "from arrival to the last byte of the answer", "seconds")
@@ -54,8 +57,8 @@ class Settings:
     load_interval_s: float = _setting(0.5, "between load reports of a replica", "seconds")
     breaker_faults: int = _setting(3, "faults in a row that open a replica's breaker")
     breaker_open_s: float = _setting(2.0, "an open breaker waits before its next trial", "seconds")
-    index_bytes: int = _setting(64 * 2**20, "most memory of the prefix index", "bytes")
-    token_cache_bytes: int = _setting(64 * 2**20, "most memory of tokenized text", "bytes")
+    index_bytes: int = _setting(64 * 2**20, "most memory of a process's prefix index", "bytes")
+    token_cache_bytes: int = _setting(64 * 2**20, "most memory of a process's tokenized text", "bytes")
     forward_authorization: bool = _setting(False, "pass the client's Authorization header to replicas")
     drain_timeout_s: float = _setting(30.0, "a stopping router waits for open requests", "seconds")
     log_level: str = _setting("info", "debug, info (a line a request), warning or error")
@@ -198,9 +201,11 @@ def _check(settings: Settings) -> None:
     for name in ("port", "admin_port"):
         if getattr(settings, name) > 65535:
             raise ConfigError(f"The setting `{name}` must be at most 65535.")
-    for name in ("max_in_flight", "max_open_requests", "max_body_bytes", "max_attempts"):
+    for name in ("workers", "max_in_flight", "max_open_requests", "max_body_bytes", "max_attempts"):
         if getattr(settings, name) < 1:
             raise ConfigError(f"The setting `{name}` must be at least 1.")
+    if settings.workers > MOST_WORKERS:
+        raise ConfigError(f"The setting `workers` must be at most {MOST_WORKERS}.")
     levels = ["debug", "info", "warning", "error"]
     if settings.log_level not in levels:
         raise ConfigError(f"The setting `log_level` must be one of {', '.join(levels)}, not {settings.log_level!r}.")

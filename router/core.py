@@ -10,7 +10,8 @@ candidate  a replica that could take a demand, and how much of the prompt it hol
 decision   the replica chosen, and why; `Decision`.
 lease      the reservation of a decision, released exactly once with an `Outcome`; `Lease`.
 attempt    one try of a request on one replica; `Attempt`.
-Times are seconds of one monotonic clock unless a name says otherwise; tokens are counts.
+Times are seconds of one monotonic clock unless a name says otherwise; tokens are counts. What is made anew for each
+request is a msgspec Struct: a frozen dataclass would cost eight times as much.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
 
-Headers = Sequence[tuple[str, str]]
+import msgspec
+
+Headers = tuple[tuple[str, str], ...]
+"""Names in lower case, and values."""
 
 
 class Outcome(Enum):
@@ -39,8 +43,7 @@ class Surface(Enum):
     COMPLETIONS = "/v1/completions"
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, gc=False):
     """One call of a client. `body` holds the bytes as received; `messages` and `prompt` are decoded views of it."""
 
     id: str
@@ -52,7 +55,7 @@ class Request:
     is_stream: bool = False
     messages: Sequence[Mapping[str, object]] | None = None
     prompt: object = None
-    template_options: Mapping[str, object] = field(default_factory=dict)
+    template_options: Mapping[str, object] = {}
     cache_salt: str | None = None
     priority: int = 0
     headers: Headers = ()
@@ -70,8 +73,7 @@ class Pool:
         return f"<Pool {self.model} blocks of {self.block_size}>"
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True, gc=False):
     """Length and chained block hashes of a prompt under one pool's tokenizer.
 
     `num_template_tokens` is the length of the leading part that every chat of the pool shares (the template's own
@@ -123,7 +125,8 @@ class Replica:
     """One engine server. The replicas room alone writes it; all others read.
 
     `in_flight` counts open leases; `prefilling` those without a first token, `prefilling_tokens` their uncached
-    prompt tokens. `foreign_requests` and `foreign_tokens` are what its last report shows beyond what we sent.
+    prompt tokens; `sibling_*` are the same of the other workers on this host. `foreign_requests` and `foreign_tokens`
+    are what its last report shows beyond what we and they sent.
     `prefill_tokens_per_s` is learned; `decode_drag_s` is what each running request adds to a newcomer's first token.
     """
 
@@ -136,29 +139,32 @@ class Replica:
     in_flight: int = 0
     prefilling: int = 0
     prefilling_tokens: int = 0
+    sibling_in_flight: int = 0
+    sibling_prefilling: int = 0
+    sibling_prefilling_tokens: int = 0
     foreign_requests: int = 0
     foreign_tokens: int = 0
     prefill_tokens_per_s: float = 2000.0
     decode_drag_s: float = 0.005
     last_used: float = 0.0
+    id: str = field(init=False)
 
-    @property
-    def id(self) -> str:
-        return self.spec.id
+    def __post_init__(self) -> None:
+        self.id = self.spec.id
 
     @property
     def expected_wait_s(self) -> float:
         """Seconds until a request sent now would begin its prefill: queued tokens / speed + drag of those running."""
-        queued_tokens = self.prefilling_tokens + self.foreign_tokens
-        num_running = self.in_flight - self.prefilling + self.foreign_requests
+        queued_tokens = self.prefilling_tokens + self.sibling_prefilling_tokens + self.foreign_tokens
+        num_ours = self.in_flight - self.prefilling + self.sibling_in_flight - self.sibling_prefilling
+        num_running = num_ours + self.foreign_requests
         return queued_tokens / self.prefill_tokens_per_s + num_running * self.decode_drag_s
 
     def __repr__(self) -> str:
         return f"<Replica {self.id} {self.state.name} {self.in_flight} in flight>"
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True, gc=False):
     """A request as the queue and the policy see it. `tried` holds ids of replicas that already failed it."""
 
     request: Request
@@ -168,8 +174,7 @@ class Demand:
     tried: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A replica that could take a demand: tokens of the prompt in its KV cache, blocks that it holds in all."""
 
     replica: Replica
@@ -177,8 +182,7 @@ class Candidate:
     cached_blocks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """The replica chosen and why. `scores` maps scorer name to the chosen replica's score."""
 
     replica: Replica
@@ -241,11 +245,11 @@ class Lease:
         return f"<Lease {self.demand.request.id} on {self.replica.id} {state}>"
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One try on one replica: what goes over the wire. Timeouts in seconds; `headers` are final."""
+class Attempt(msgspec.Struct, frozen=True, gc=False):
+    """One try on one replica: what goes over the wire. Timeouts in seconds; `headers` lack only the request's id."""
 
     replica: Replica
+    request_id: str
     path: str
     headers: Headers
     body: bytes
@@ -254,8 +258,7 @@ class Attempt:
     idle_timeout_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """What a request used, as far as the replica said: tokens, and seconds since arrival."""
 
     prompt_tokens: int | None = None

@@ -1,19 +1,24 @@
 """Which headers pass, each way. Knows header names; knows nothing of sockets or of why a replica was chosen."""
 
+import itertools
 import re
 import secrets
+from functools import lru_cache
 
-from router.core import Headers, Lease, ReplicaSpec
+from router.core import Headers, Lease
 
 _HOP_BY_HOP = frozenset(
     "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
     "upgrade http2-settings".split()
 )
 # Never a replica's business: our framing, and what the client showed to us alone.
-_KEPT_FROM_REPLICA = _HOP_BY_HOP | frozenset("host content-length accept-encoding expect cookie".split())
+_KEPT_FROM_REPLICA = _HOP_BY_HOP | frozenset("host content-length accept-encoding expect cookie x-request-id".split())
 _CREDENTIALS = frozenset(("authorization", "x-api-key", "api-key"))
 _KEPT_FROM_CLIENT = _HOP_BY_HOP | frozenset(("server", "date", "x-request-id"))
-_KEPT_FROM_STREAMS = ("content-length", "cache-control", "x-accel-buffering")
+_KEPT_FROM_STREAMS = frozenset(("cache-control", "x-accel-buffering"))
+# Ids that are new in every process, without asking the kernel for randomness each time.
+_PROCESS = secrets.token_hex(8)
+_numbers = itertools.count(1)
 _SANE_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 
@@ -23,39 +28,46 @@ def request_id(headers: Headers) -> str:
         value = find(headers, name)
         if value and _SANE_ID.fullmatch(value):
             return value
-    return "req-" + secrets.token_hex(12)
+    return f"req-{_PROCESS}-{next(_numbers):x}"
 
 
 def find(headers: Headers, name: str) -> str | None:
-    return next((value for key, value in headers if key == name), None)
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
 
 
-def to_replica(headers: Headers, spec: ReplicaSpec, id: str, *, forward_credentials: bool) -> Headers:
-    """What a replica is sent besides host and length. The replica's own key wins over a forwarded one."""
-    dropped = _KEPT_FROM_REPLICA | _listed_as_hops(headers) | {"x-request-id"}
-    if spec.api_key or not forward_credentials:
+@lru_cache(maxsize=1024)
+def to_replica(headers: Headers, api_key: str | None, *, forwards_credentials: bool) -> Headers:
+    """What a replica is sent besides host, length and id. The replica's own key wins over a forwarded one."""
+    dropped = _KEPT_FROM_REPLICA | _listed_as_hops(headers)
+    if api_key or not forwards_credentials:
         dropped |= _CREDENTIALS
     passed = [(name, value) for name, value in headers if name not in dropped]
-    if find(passed, "content-type") is None:
+    if find(headers, "content-type") is None:
         passed.append(("content-type", "application/json"))
-    if spec.api_key:
-        passed.append(("authorization", f"Bearer {spec.api_key}"))
-    return [*passed, ("x-request-id", id)]
+    if api_key:
+        passed.append(("authorization", f"Bearer {api_key}"))
+    return tuple(passed)
 
 
-def to_client(headers: Headers, lease: Lease, *, is_stream: bool) -> Headers:
-    """A replica's answer head as the client sees it: its own, with who answered and why."""
+@lru_cache(maxsize=1024)
+def to_client(headers: Headers, *, is_stream: bool) -> Headers:
+    """A replica's answer head as the client sees it, besides what is `own` to this answer."""
     dropped = _KEPT_FROM_CLIENT | _listed_as_hops(headers)
-    passed = [(name, value) for name, value in headers if name not in dropped]
-    if is_stream:
-        passed = [*(item for item in passed if item[0] not in _KEPT_FROM_STREAMS), *STREAM_HEADERS]
-    return [*passed, *explained(lease)]
+    if not is_stream:
+        return tuple(pair for pair in headers if pair[0] not in dropped)
+    return *(pair for pair in headers if pair[0] not in dropped | _KEPT_FROM_STREAMS), *STREAM_HEADERS
 
 
+JSON: Headers = (("content-type", "application/json"),)
 STREAM_HEADERS: Headers = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
+EARLY_STREAM: Headers = (("content-type", "text/event-stream; charset=utf-8"), *STREAM_HEADERS)
 
 
-def explained(lease: Lease) -> Headers:
+def own(lease: Lease) -> Headers:
+    """Who answered this request, and why."""
     return (
         ("x-request-id", lease.demand.request.id),
         ("x-pointsman-replica", lease.replica.id),

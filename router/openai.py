@@ -162,7 +162,34 @@ def sse_comment(text: str) -> bytes:
     return f": {text}\n\n".encode()
 
 
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _UsageFields(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Answer(msgspec.Struct):
+    usage: _UsageFields | None = None
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
+
+
+def usage_of(body: bytes) -> Usage | None:
+    """The usage of an answer that is one JSON object, or the tail of one."""
+    try:
+        usage = _ANSWER.decode(body).usage
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return find_usage(body)
+    if usage is None:
+        return None
+    details = usage.prompt_tokens_details
+    return Usage(usage.prompt_tokens, None if details is None else details.cached_tokens, usage.completion_tokens)
 
 
 def find_usage(payload: bytes) -> Usage | None:

@@ -8,6 +8,7 @@ from router.core import Replica, ReplicaState
 from router.replicas.registry import Registry
 from router.telemetry.metrics import Labels
 from router.transports.web import UnknownReplica
+from router.workers.frames import Family, Report
 
 if TYPE_CHECKING:
     from router.app import Router
@@ -65,6 +66,21 @@ def set_draining(registry: Registry, id: str, on: bool) -> None:
     except LookupError:
         known = ", ".join(replica.id for replica in registry.replicas())
         raise UnknownReplica(f"There is no replica `{id}`; there are: {known}.", param="id") from None
+
+
+def report(router: "Router") -> Report:
+    """All of it, for a supervisor to add up."""
+    is_ready, detail = readiness(router)
+    families = [
+        Family(
+            family.name,
+            family.type,
+            family.documentation,
+            [(sample.name, sample.labels, float(sample.value)) for sample in family.samples],
+        )
+        for family in router.metrics.collect()
+    ]
+    return Report(is_ready, detail, replica_rows(router), router.registry.models(), families)
 
 
 def add_gauges(router: "Router") -> None:

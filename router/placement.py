@@ -4,7 +4,7 @@ transport and every retry counts alike. Knows the rooms as callables and ports; 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from router.core import Candidate, Decision, Demand, Lease, Pool, Prompt, Replica
+from router.core import Candidate, Decision, Demand, Lease, Pool, Replica
 from router.ports import Clock, Policy, PrefixIndex
 
 
@@ -37,17 +37,16 @@ class Placement:
 
     def _candidates(self, demand: Demand) -> list[Candidate]:
         replicas = self.available(demand.pool, self.clock())
-        matches = self.index.match(demand.prompt.block_hashes) if replicas else {}
+        if not replicas:
+            return []
+        prompt, num_blocks = demand.prompt, self.index.num_blocks
+        # An engine computes at least the last token, whatever it has cached.
+        most_tokens, matches = max(0, prompt.num_tokens - 1), self.index.match(prompt.block_hashes)
         return [
             Candidate(
-                replica=replica,
-                matched_tokens=_matched_tokens(demand.prompt, matches.get(replica.id, 0)),
-                cached_blocks=self.index.num_blocks(replica.id),
+                replica,
+                min(matches[replica.id] * prompt.block_size, most_tokens) if replica.id in matches else 0,
+                num_blocks(replica.id),
             )
             for replica in replicas
         ]
-
-
-def _matched_tokens(prompt: Prompt, num_blocks: int) -> int:
-    """An engine computes at least the last token, whatever it has cached."""
-    return max(0, min(num_blocks * prompt.block_size, prompt.num_tokens - 1))

@@ -47,9 +47,11 @@ class Reply(Protocol):
 
     def bind(self, flow: Flow) -> None: ...
 
-    def head(self, status: int, headers: Headers) -> None: ...
+    def head(self, status: int, headers: Headers, own: Headers = (), length: int | None = None) -> None:
+        """`headers` are common to many answers, `own` are this one's; `length` of the body in bytes, where known."""
 
-    def write(self, payload: bytes) -> None: ...
+    def write(self, payload: bytes, framed: bytes | None = None) -> None:
+        """`framed`: the same payload as it came, in whole HTTP/1.1 chunks."""
 
     def end(self, outcome: Outcome, *, is_complete: bool) -> None: ...
 
@@ -57,9 +59,11 @@ class Reply(Protocol):
 class Sink(Protocol):
     """Receives one answer of a replica, by callback: a head, body bytes without framing, then one of end or error."""
 
-    def on_head(self, status: int, headers: Headers) -> None: ...
+    def on_head(self, status: int, headers: Headers, length: int | None) -> None:
+        """`length` of the body in bytes, where the head says it; `headers` are without it."""
 
-    def on_body(self, payload: bytes) -> None: ...
+    def on_body(self, payload: bytes, framed: bytes | None) -> None:
+        """`framed`: the same payload as it came, in whole HTTP/1.1 chunks."""
 
     def on_end(self) -> None: ...
 
@@ -79,14 +83,20 @@ class Exchange(Protocol):
 class Upstream(Protocol):
     """How we talk to replicas."""
 
+    def open_now(self, attempt: Attempt, sink: Sink) -> Exchange | None:
+        """Send on a connection that is there; None where there is none."""
+
     async def open(self, attempt: Attempt, sink: Sink) -> Exchange:
-        """Connect and send; the answer comes to the sink. Raises UpstreamError when the request could not be sent."""
+        """Connect if need be, and send; the answer comes to the sink. Raises UpstreamError if it could not be sent."""
 
     async def close(self) -> None: ...
 
 
 class PromptReader(Protocol):
     """Turns a request's input into block hashes under its pool's tokenizer."""
+
+    def read_now(self, request: Request, pool: Pool, adapter: str | None) -> Prompt | None:
+        """None where there is so much new text that it is to be read off the event loop. Raises as `read`."""
 
     async def read(self, request: Request, pool: Pool, adapter: str | None) -> Prompt:
         """Raises InvalidRequest where the pool's chat template refuses the messages."""
@@ -108,6 +118,9 @@ class PrefixIndex(Protocol):
 
 class Queue(Protocol):
     """Whether and when a demand gets a place."""
+
+    def try_place(self, demand: Demand) -> Lease | None:
+        """A place at once, where one is free and nobody waits who comes first."""
 
     async def place(self, demand: Demand) -> Lease:
         """Wait for a place. Raises Overloaded, NoReplica or Expired. Cancelled while waiting, it leaves at once."""
@@ -132,7 +145,9 @@ class Discovery(Protocol):
 
 
 class Filter(Protocol):
-    def keep(self, demand: Demand, candidate: Candidate) -> bool: ...
+    """Gets all candidates at once and returns those that may serve the demand, in their order."""
+
+    def keep(self, demand: Demand, candidates: Sequence[Candidate]) -> Sequence[Candidate]: ...
 
 
 class Scorer(Protocol):

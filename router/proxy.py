@@ -6,7 +6,9 @@ Knows the order of steps and what a failure means for the next try; knows nothin
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from router import headers
 from router.admission.gate import Gate
@@ -18,6 +20,7 @@ from router.relay import Phase, Relay, RelayTimes
 from router.retries import RetryBudget
 from router.telemetry.journal import Journal
 
+Find = Callable[[str], tuple[Pool, str | None] | None]
 Known = Callable[[str, float], Awaitable[tuple[Pool, str | None]]]
 
 
@@ -35,9 +38,11 @@ class ProxyLimits:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Proxy:
-    """Carries requests. `known` finds a model's pool and adapter, waiting while replicas are still unidentified."""
+    """Carries requests. `find` gives a model's pool and adapter, or None; `known` waits for it while some replica has
+    not yet said what it serves. Each step is tried at once before it is waited for: most need no await."""
 
     gate: Gate
+    find: Find
     known: Known
     prompts: PromptReader
     queue: Queue
@@ -56,8 +61,11 @@ class Proxy:
         self.open_relays.add(relay)
         outcome = Outcome.REJECTED
         try:
-            with self.gate.enter(request):
+            self.gate.enter()
+            try:
                 await self._serve(request, relay)
+            finally:
+                self.gate.leave()
             outcome = Outcome.OK
         except PointsmanError as error:
             outcome = relay.outcome_of(error)
@@ -75,12 +83,12 @@ class Proxy:
 
     async def _serve(self, request: Request, relay: Relay) -> None:
         self.budget.earn()
-        pool, adapter = await self.known(request.model, request.deadline)
-        prompt = await self.prompts.read(request, pool, adapter)
+        pool, adapter = self.find(request.model) or await self.known(request.model, request.deadline)
+        prompt = self.prompts.read_now(request, pool, adapter) or await self.prompts.read(request, pool, adapter)
         _check_length(request, prompt, pool)
         demand = Demand(request, pool, prompt, adapter)
         while True:
-            lease = await self.queue.place(demand)
+            lease = self.queue.try_place(demand) or await self.queue.place(demand)
             self.journal.placed(lease)
             error = await self._attempt(lease, relay)
             if error is None:
@@ -103,7 +111,7 @@ class Proxy:
 
     async def _next(self, demand: Demand, lease: Lease, relay: Relay, error: PointsmanError) -> Demand:
         """The demand for another try without this replica. Raises the error where there is none to be had."""
-        again = replace(demand, tried=demand.tried | {lease.replica.id})
+        again = msgspec.structs.replace(demand, tried=demand.tried | {lease.replica.id})
         may_retry = error.retryable and relay.phase in (Phase.SILENT, Phase.HELD)
         if not may_retry or len(again.tried) >= self.limits.max_attempts or not self.placer.has_ready(again):
             raise error
@@ -119,9 +127,8 @@ class Proxy:
         return Attempt(
             replica=lease.replica,
             path=request.surface.value,
-            headers=headers.to_replica(
-                request.headers, spec, request.id, forward_credentials=limits.forward_credentials
-            ),
+            request_id=request.id,
+            headers=headers.to_replica(request.headers, spec.api_key, forwards_credentials=limits.forward_credentials),
             # Our queue's field: engines without priority scheduling refuse it.
             body=without_field(request.body, "priority") if request.priority else request.body,
             connect_timeout_s=limits.connect_timeout_s,

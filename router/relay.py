@@ -5,8 +5,10 @@ says beyond its SSE framing and usage. It is the `Sink` of each attempt and the 
 """
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from router import headers, openai
 from router.core import Attempt, Headers, Lease, Outcome, Request, Usage
@@ -22,7 +24,7 @@ from router.errors import (
 from router.ports import Clock, Exchange, Reply, Upstream
 
 MAX_ERROR_BYTES = 64 * 1024
-_USAGE_TAIL_BYTES = 4096
+_USAGE_TAIL_BYTES = 16 * 1024
 
 
 class Phase(Enum):
@@ -56,6 +58,7 @@ class Incoming:
     last_byte_at: float
     status: int = 0
     headers: Headers = ()
+    length: int | None = None
     events: openai.EventStream | None = None
     error_bytes: bytes = b""
     json_tail: bytes = b""
@@ -66,7 +69,7 @@ class Incoming:
 
     @property
     def usage(self) -> Usage | None:
-        return self.events.usage if self.events is not None else openai.find_usage(self.json_tail)
+        return self.events.usage if self.events is not None else openai.usage_of(self.json_tail)
 
     def status_error(self) -> UpstreamStatus:
         wait = headers.find(self.headers, "retry-after")
@@ -77,6 +80,25 @@ class Incoming:
 
 class Relay:
     """Create it inside the task that serves the request: a client that leaves cancels that task."""
+
+    __slots__ = (
+        "_attempt",
+        "_clock",
+        "_done",
+        "_exchange",
+        "_incoming",
+        "_last_sent",
+        "_paused_at",
+        "_reply",
+        "_task",
+        "_times",
+        "first_byte_at",
+        "is_client_gone",
+        "lease",
+        "phase",
+        "request",
+        "status",
+    )
 
     def __init__(self, request: Request, reply: Reply, clock: Clock, times: RelayTimes) -> None:
         self.request = request
@@ -106,7 +128,7 @@ class Relay:
         self.lease, self._attempt = lease, attempt
         self._done = asyncio.get_running_loop().create_future()
         try:
-            self._exchange = await upstream.open(attempt, self)
+            self._exchange = upstream.open_now(attempt, self) or await upstream.open(attempt, self)
             if self._paused_at is not None:
                 self._exchange.pause()
             await self._done
@@ -147,7 +169,7 @@ class Relay:
         found = self._incoming.usage
         arrived = self.request.arrived
         first_s = None if self.first_byte_at is None else self.first_byte_at - arrived
-        return replace(found or Usage(), first_token_s=first_s, total_s=self._clock() - arrived)
+        return msgspec.structs.replace(found or Usage(), first_token_s=first_s, total_s=self._clock() - arrived)
 
     def tick(self, now: float) -> None:
         """Look at the clock, a few times a second: deadline, silence of either side, heartbeat."""
@@ -184,16 +206,16 @@ class Relay:
 
     # Sink: what comes from the replica
 
-    def on_head(self, status: int, headers_in: Headers) -> None:
+    def on_head(self, status: int, headers_in: Headers, length: int | None) -> None:
         answer = self._incoming
         answer.last_byte_at = self._clock()
-        answer.status, answer.headers = status, headers_in
+        answer.status, answer.headers, answer.length = status, headers_in, length
         if answer.is_success and headers.is_event_stream(headers_in):
             answer.events = openai.EventStream()
         elif answer.is_success and self.phase is Phase.HELD:
             self._interrupt(BadAnswer("The replica answered a stream request with something else."))
 
-    def on_body(self, payload: bytes) -> None:
+    def on_body(self, payload: bytes, framed: bytes | None) -> None:
         answer = self._incoming
         answer.last_byte_at = now = self._clock()
         if not answer.is_success:
@@ -201,12 +223,13 @@ class Relay:
             return
         if self.first_byte_at is None:
             self._begin_content(now)
-        if answer.events is not None:
-            payload = answer.events.feed(payload)
+        if answer.events is None:
+            answer.json_tail = (answer.json_tail + payload if answer.json_tail else payload)[-_USAGE_TAIL_BYTES:]
+            whole = payload
         else:
-            answer.json_tail = (answer.json_tail + payload)[-_USAGE_TAIL_BYTES:]
-        if payload:
-            self._send(payload)
+            whole = answer.events.feed(payload)
+        if whole:
+            self._send(whole, framed if whole is payload else None)
 
     def on_end(self) -> None:
         answer = self._incoming
@@ -231,33 +254,39 @@ class Relay:
         if self.lease is not None:
             self.lease.start()
 
-    def _send(self, payload: bytes) -> None:
-        if self.phase is Phase.SILENT and self.lease is not None:
-            answer = self._incoming
-            self.status = answer.status
-            is_stream = answer.events is not None
-            self._reply.head(answer.status, headers.to_client(answer.headers, self.lease, is_stream=is_stream))
-        elif self.phase is Phase.HELD and self.lease is not None:
-            for name, value in headers.explained(self.lease):
-                self._reply.write(openai.sse_comment(f"{name}: {value}"))
-        self.phase = Phase.FLOWING
+    def _send(self, payload: bytes, framed: bytes | None) -> None:
+        if self.phase is not Phase.FLOWING:
+            self._open_reply()
         if payload:
-            self._reply.write(payload)
+            self._reply.write(payload, framed)
+
+    def _open_reply(self) -> None:
+        """The head, or where that went out early, who answers and why as comments."""
+        was, self.phase = self.phase, Phase.FLOWING
+        own = () if self.lease is None else headers.own(self.lease)
+        if was is Phase.SILENT:
+            answer = self._incoming
+            is_stream = answer.events is not None
+            self.status = answer.status
+            passed = headers.to_client(answer.headers, is_stream=is_stream)
+            self._reply.head(answer.status, passed, own, None if is_stream else answer.length)
+        else:
+            for name, value in own:
+                self._reply.write(openai.sse_comment(f"{name}: {value}"))
 
     def _finish(self) -> None:
-        self._send(b"")
+        self._send(b"", None)
         self.phase = Phase.ENDED
         self._reply.end(Outcome.OK, is_complete=True)
         self._settle(None)
 
     def _fail_with_status(self, error: PointsmanError) -> None:
-        body = openai.error_body(error)
-        fields = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        body, fields = openai.error_body(error), headers.JSON
         if (wait := openai.retry_after(error)) is not None:
-            fields.append(("retry-after", wait))
-        reason = headers.explained(self.lease) if self.lease is not None else (("x-request-id", self.request.id),)
+            fields = (*fields, ("retry-after", wait))
+        own = headers.own(self.lease) if self.lease is not None else (("x-request-id", self.request.id),)
         self.status = error.status
-        self._reply.head(error.status, [*fields, *reason])
+        self._reply.head(error.status, fields, own, len(body))
         self._reply.write(body)
         self._reply.end(self.outcome_of(error), is_complete=True)
 
@@ -276,8 +305,7 @@ class Relay:
             if now - self._last_sent < self._times.heartbeat_after_s:
                 return
             self.phase, self.status = Phase.HELD, 200
-            fields = [("content-type", "text/event-stream; charset=utf-8"), *headers.STREAM_HEADERS]
-            self._reply.head(200, [*fields, ("x-request-id", self.request.id)])
+            self._reply.head(200, headers.EARLY_STREAM, (("x-request-id", self.request.id),))
         elif now - self._last_sent < self._times.heartbeat_interval_s:
             return
         self._last_sent = now

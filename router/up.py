@@ -14,9 +14,8 @@ from pathlib import Path
 import uvloop
 
 from router import engines
-from router.app import Router
+from router.company import Front, open_front
 from router.config import ConfigError, Settings
-from router.core import ReplicaState
 from router.engines import Engine
 from router.telemetry.logs import open_log
 
@@ -64,13 +63,14 @@ async def _up(settings: Settings, num_replicas: int, model: str) -> None:
     started = engines.plan(num_replicas)
     addresses = tuple(engine.url for engine in started)
     drain_s = min(settings.drain_timeout_s, DRAIN_S)
-    router = Router(replace(settings, replica=addresses, drain_timeout_s=drain_s), open_log(settings.log_level))
+    settings = replace(settings, replica=addresses, drain_timeout_s=drain_s)
+    front = open_front(settings, open_log(settings.log_level))
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(router.run(stop, opened.set))
+            group.create_task(front.run(stop, opened.set))
             tasks = [
                 group.create_task(_stop_with_parent(stop)),
-                group.create_task(_bring_up(router, started, model, opened)),
+                group.create_task(_bring_up(front, settings, started, model, opened)),
             ]
             await stop.wait()
             _tell("\nStopping.")
@@ -80,7 +80,9 @@ async def _up(settings: Settings, num_replicas: int, model: str) -> None:
         await engines.stop(started)
 
 
-async def _bring_up(router: Router, started: Sequence[Engine], name: str, opened: asyncio.Event) -> None:
+async def _bring_up(
+    front: Front, settings: Settings, started: Sequence[Engine], name: str, opened: asyncio.Event
+) -> None:
     """Fetch, start, wait until all serve, print the screen, and keep the engines alive. Runs until cancelled."""
     await opened.wait()
     model = await _find(name)
@@ -91,11 +93,11 @@ async def _bring_up(router: Router, started: Sequence[Engine], name: str, opened
         await engine.start(arguments)
     try:
         async with asyncio.timeout(LOAD_TIMEOUT_S):
-            await _all_ready(router, started)
+            await _all_ready(front, started)
     except TimeoutError:
         words = started[0].last_words()
         raise UpFailed(f"the replicas were not ready within {LOAD_TIMEOUT_S:g} s: {words}") from None
-    _tell(_screen(router, started))
+    _tell(_screen(settings, str(front.models()[0]["id"]), started))
     await asyncio.gather(*(engine.keep_alive(arguments, _tell) for engine in started))
 
 
@@ -108,18 +110,18 @@ async def _find(name: str) -> Model:
         raise UpFailed(f"the model `{name}` is not here and could not be fetched; why stands above") from None
 
 
-async def _all_ready(router: Router, started: Sequence[Engine]) -> None:
+async def _all_ready(front: Front, started: Sequence[Engine]) -> None:
     """Until every replica serves and the tokenizer is loaded. Raises UpFailed when a replica dies first."""
-    while not _is_serving(router):
+    while not _is_serving(front):
         for engine in started:
             if engine.is_dead:
                 raise UpFailed(f"replica {engine.name} died while starting: {engine.last_words()}")
         await asyncio.sleep(_POLL_S)
 
 
-def _is_serving(router: Router) -> bool:
-    replicas = router.registry.replicas()
-    return bool(replicas) and not router.is_loading and all(r.state is ReplicaState.READY for r in replicas)
+def _is_serving(front: Front) -> bool:
+    is_ready, detail = front.ready()
+    return is_ready and detail["replicas_ready"] == detail["replicas_total"] and bool(front.models())
 
 
 async def _stop_with_parent(stop: asyncio.Event) -> None:
@@ -134,10 +136,8 @@ def _tell(text: str) -> None:
     print(text, flush=True)
 
 
-def _screen(router: Router, started: Sequence[Engine]) -> str:
-    settings = router.settings
+def _screen(settings: Settings, model: str, started: Sequence[Engine]) -> str:
     base = f"http://{settings.host}:{settings.port}/v1"
-    model = router.registry.models()[0]["id"]
     question = '[{"role": "user", "content": "What is the capital of France?"}]'
     command = Path(sys.argv[0]).name
     rows = [f"  {engine.name:9} {engine.url}" for engine in started]

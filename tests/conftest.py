@@ -1,8 +1,14 @@
-"""For all tests: under CI a skipped test fails the run, unless it is on this short list with its reason."""
+"""For all tests: how hypothesis runs; and under CI a skipped test fails the run, unless it is on this short list with
+its reason."""
 
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Machines are shared: how long an example takes says nothing of the code.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 ALLOWED_SKIPS: dict[str, str] = {}
 """Test id -> why it may be skipped."""

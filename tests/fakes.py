@@ -60,11 +60,11 @@ class FakeReply:
     def bind(self, flow: Flow) -> None:
         self.flow = flow
 
-    def head(self, status: int, headers: Headers) -> None:
+    def head(self, status: int, headers: Headers, own: Headers = (), length: int | None = None) -> None:
         assert self.status is None, "a second head"
-        self.status, self.headers = status, headers
+        self.status, self.headers = status, (*headers, *own, *_length_field(length))
 
-    def write(self, payload: bytes) -> None:
+    def write(self, payload: bytes, framed: bytes | None = None) -> None:
         assert self.status is not None, "a payload before the head"
         assert self.outcome is None, "a payload after the end"
         self.payloads.append(payload)
@@ -105,11 +105,11 @@ class FakeExchange:
     def head(self, status: int = 200, headers: Headers = EVENT_STREAM) -> None:
         self.has_head = True
         if self.sink is not None:
-            self.sink.on_head(status, headers)
+            self.sink.on_head(status, *_without_length(headers))
 
     def send(self, payload: bytes) -> None:
         if self.sink is not None:
-            self.sink.on_body(payload)
+            self.sink.on_body(payload, None)
 
     def end(self) -> None:
         sink, self.sink = self.sink, None
@@ -129,15 +129,22 @@ class FakeExchange:
 
 @dataclass(eq=False)
 class FakeUpstream:
-    """Replicas in memory. Ids in `refusing` cannot be reached; while `may_connect` is clear, connecting never ends."""
+    """Replicas in memory. Ids in `refusing` cannot be reached; while `may_connect` is clear, connecting never ends.
+
+    `has_idle`: there is an idle connection to each replica, so that nothing need be connected.
+    """
 
     exchanges: list[FakeExchange] = field(default_factory=list)
     refusing: set[str] = field(default_factory=set)
     may_connect: asyncio.Event = field(default_factory=asyncio.Event)
     num_connecting: int = 0
+    has_idle: bool = False
 
     def __post_init__(self) -> None:
         self.may_connect.set()
+
+    def open_now(self, attempt: Attempt, sink: Sink) -> FakeExchange | None:
+        return self._begin(attempt, sink) if self.has_idle else None
 
     async def open(self, attempt: Attempt, sink: Sink) -> FakeExchange:
         self.num_connecting += 1
@@ -147,12 +154,15 @@ class FakeUpstream:
             self.num_connecting -= 1
         if attempt.replica.id in self.refusing:
             raise ConnectFailed("refused")
-        self.exchanges.append(FakeExchange(attempt, sink))
-        return self.exchanges[-1]
+        return self._begin(attempt, sink)
 
     async def close(self) -> None:
         for exchange in self.exchanges:
             exchange.abort()
+
+    def _begin(self, attempt: Attempt, sink: Sink) -> FakeExchange:
+        self.exchanges.append(FakeExchange(attempt, sink))
+        return self.exchanges[-1]
 
     @property
     def num_live(self) -> int:
@@ -167,6 +177,9 @@ class FakePrompts:
 
     def __post_init__(self) -> None:
         self.may_read.set()
+
+    def read_now(self, request: Request, pool: Pool, adapter: str | None) -> Prompt | None:
+        return make_prompt(64, first_hash=zlib.crc32(request.body)) if self.may_read.is_set() else None
 
     async def read(self, request: Request, pool: Pool, adapter: str | None) -> Prompt:
         await self.may_read.wait()
@@ -211,6 +224,7 @@ class Station:
         self.budget = RetryBudget(ratio=0.2, saved=retries)
         self.proxy = Proxy(
             gate=self.gate,
+            find=registry.find,
             known=registry.known,
             prompts=self.prompts,
             queue=self.queue,
@@ -286,3 +300,14 @@ class Station:
 
 def specs_of(names: Sequence[str]) -> list[ReplicaSpec]:
     return [ReplicaSpec(f"http://{name}") for name in names]
+
+
+def _length_field(length: int | None) -> Headers:
+    return () if length is None else (("content-length", str(length)),)
+
+
+def _without_length(headers: Headers) -> tuple[Headers, int | None]:
+    """As an upstream takes a head apart."""
+    length = dict(headers).get("content-length")
+    rest = tuple(pair for pair in headers if pair[0] != "content-length")
+    return rest, None if length is None else int(length)

@@ -6,7 +6,7 @@ Knows tokens, block sizes and what must keep equal tokens apart. Knows nothing o
 import sys
 from array import array
 from collections.abc import Sequence
-from struct import Struct
+from struct import Struct, iter_unpack
 
 from xxhash import xxh3_64_intdigest
 
@@ -27,6 +27,7 @@ def block_hashes(
     adapter: str | None = None,
     salt: str | None = None,
     extra_keys: Sequence[tuple[bytes, ...] | None] | None = None,
+    parent: int | None = None,
 ) -> list[int]:
     """One 64-bit hash per full block of `block_size` tokens; a partial last block has none.
 
@@ -52,6 +53,9 @@ def block_hashes(
 
         local_i = KEYED(local_i || k(key) for each key)
 
+    `parent` continues a chain: the hash of the block before these tokens. Adapter and salt are in it already, and
+    what is said of them here does not count.
+
     Raises ValueError naming the argument: a block size below 1, a token out of range, a buffer that is no whole
     number of u32, fewer extra keys than full blocks.
     """
@@ -59,15 +63,15 @@ def block_hashes(
         raise ValueError(f"block_size must be at least 1, not {block_size}")
     buffer = _little_endian(tokens)
     step = block_size * TOKEN_BYTES
-    num_blocks = len(buffer) // step
-    hashes = [xxh3_64_intdigest(buffer[at : at + step], SEED) for at in range(0, num_blocks * step, step)]
+    blocks = iter_unpack(f"{step}s", buffer[: len(buffer) // step * step])
+    hashes = [xxh3_64_intdigest(block, SEED) for (block,) in blocks]
     if extra_keys is not None:
         hashes = _with_extra_keys(hashes, extra_keys)
-    return _chain(hashes, _root(adapter, salt))
+    return _chain(hashes, _root(adapter, salt) if parent is None else parent)
 
 
 def _little_endian(tokens: Sequence[int] | bytes | bytearray | memoryview) -> bytes:
-    if isinstance(tokens, bytes | bytearray) or (isinstance(tokens, memoryview) and tokens.itemsize == 1):
+    if isinstance(tokens, (bytes, bytearray)) or (isinstance(tokens, memoryview) and tokens.itemsize == 1):
         if len(tokens) % TOKEN_BYTES:
             raise ValueError(f"tokens: a buffer of {len(tokens)} bytes is no whole number of 4-byte token ids")
         return bytes(tokens)

@@ -2,10 +2,9 @@
 nothing of prompts, pools or replicas, and never waits."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 
-from router.core import Request
 from router.errors import Draining, Overloaded
 
 # Both states are expected to be over, or another router to have taken over, within a second.
@@ -14,9 +13,15 @@ RETRY_AFTER_S = 1.0
 
 @dataclass(eq=False, slots=True)
 class Gate:
-    """Bounds the requests open in this process, and closes for good when it drains."""
+    """Bounds the open requests, and closes for good when it drains.
+
+    Where several processes share the bound, `elsewhere()` counts the requests open in the others, and `on_count(num)`
+    is told of ours: two that enter in the same moment may exceed it by one each.
+    """
 
     max_open_requests: int
+    elsewhere: Callable[[], int] | None = None
+    on_count: Callable[[int], None] | None = None
     num_open: int = field(default=0, init=False)
     is_draining: bool = field(default=False, init=False)
     _empty: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -24,58 +29,37 @@ class Gate:
     def __post_init__(self) -> None:
         if self.max_open_requests < 1:
             raise ValueError("max_open_requests must be at least 1")
-        self._empty.set()
 
-    def enter(self, request: Request) -> "Ticket":
-        """Let a request in until its ticket is left. Raises Draining or Overloaded; nothing is counted then."""
+    def enter(self) -> None:
+        """Let a request in; the caller owes one `leave`. Raises Draining or Overloaded, and then nothing is counted."""
         if self.is_draining:
             raise Draining("this router is shutting down and takes no new requests", retry_after_s=RETRY_AFTER_S)
-        if self.num_open >= self.max_open_requests:
-            raise Overloaded(f"{self.num_open} requests are open, as many as allowed", retry_after_s=RETRY_AFTER_S)
-        self.num_open += 1
-        self._empty.clear()
-        return Ticket(self, request.id)
+        num_open = self.num_open if self.elsewhere is None else self.num_open + self.elsewhere()
+        if num_open >= self.max_open_requests:
+            raise Overloaded(f"{num_open} requests are open, as many as allowed", retry_after_s=RETRY_AFTER_S)
+        self._count(self.num_open + 1)
+
+    def leave(self) -> None:
+        """A request that was let in is over."""
+        self._count(self.num_open - 1)
+        if self.is_draining and self.num_open == 0:
+            self._empty.set()
 
     def drain(self) -> None:
         """Refuse all new requests from now on; those inside go on."""
         self.is_draining = True
-
-    async def wait_empty(self) -> None:
-        """Return once no request is open. The caller sets the deadline."""
-        await self._empty.wait()
-
-    def left(self) -> None:
-        """A ticket tells that its request is over."""
-        self.num_open -= 1
         if self.num_open == 0:
             self._empty.set()
+
+    async def wait_empty(self) -> None:
+        """Return once it drains and no request is open. The caller sets the deadline."""
+        await self._empty.wait()
+
+    def _count(self, num_open: int) -> None:
+        self.num_open = num_open
+        if self.on_count is not None:
+            self.on_count(num_open)
 
     def __repr__(self) -> str:
         state = "draining" if self.is_draining else "open"
         return f"<Gate {state} {self.num_open} of {self.max_open_requests} inside>"
-
-
-@dataclass(eq=False, slots=True)
-class Ticket:
-    """One request's stay inside: left exactly once, at the latest by the end of the `with` block."""
-
-    gate: Gate
-    request_id: str
-    is_left: bool = field(default=False, init=False)
-
-    def leave(self) -> None:
-        """Raises RuntimeError on a second call: the count would go wrong."""
-        if self.is_left:
-            raise RuntimeError(f"{self!r} was left before")
-        self.is_left = True
-        self.gate.left()
-
-    def __enter__(self) -> "Ticket":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if not self.is_left:
-            self.leave()
-
-    def __repr__(self) -> str:
-        return f"<Ticket {self.request_id} {'left' if self.is_left else 'inside'}>"

@@ -7,7 +7,7 @@ that waits may be cancelled between that step and its waking; it then gives the 
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from router.admission.line import Line, Waiter
@@ -38,13 +38,15 @@ class LocalQueue:
     `max_wait_s` is from joining the line, within the request's own deadline.
 
     `pump` must be called on every change that may open a place: a release, a replica ready, an adapter loaded, a
-    breaker that lets a probe through. Nothing here polls.
+    breaker that lets a probe through. Nothing here polls. `on_waiting(num)` is told when somebody begins or ends to
+    wait: other processes then see to it that we hear of a place that they free.
     """
 
     placer: Placer
     clock: Clock
     max_waiting: int
     max_wait_s: float
+    on_waiting: Callable[[int], None] | None = None
     _lines: dict[str, _PoolLine] = field(default_factory=dict, init=False)
     _sequence: Iterator[int] = field(default_factory=itertools.count, init=False)
 
@@ -54,8 +56,16 @@ class LocalQueue:
         if self.max_wait_s <= 0.0:
             raise ValueError("max_wait_s must be above 0")
 
+    def try_place(self, demand: Demand) -> Lease | None:
+        """See `ports.Queue`."""
+        queue = self._lines.get(demand.pool.model)
+        is_held_up = queue is not None and queue.line.is_held_up(demand)
+        if is_held_up or self.clock() >= demand.request.deadline:
+            return None
+        return self.placer.place(demand)
+
     async def place(self, demand: Demand) -> Lease:
-        """See `ports.Queue`. Where nobody waits who comes first, the try is synchronous, before any await.
+        """See `ports.Queue`. The first try is synchronous, before any await.
 
         Raises Overloaded where the line is full; a demand that has tried a replica was let in before, and joins a full
         line all the same. Raises NoReplica or Expired when the wait is over without a place.
@@ -63,11 +73,10 @@ class LocalQueue:
         now = self.clock()
         if now >= demand.request.deadline:
             raise Expired("the deadline had passed before a place was asked for")
+        lease = self.try_place(demand)
+        if lease is not None:
+            return lease
         queue = self._line_of(demand.pool)
-        if not queue.line.is_held_up(demand):
-            lease = self.placer.place(demand)
-            if lease is not None:
-                return lease
         if len(queue.line) >= self.max_waiting and not demand.tried:
             raise self._overloaded(queue, now)
         return await self._wait(queue, demand, now)
@@ -104,6 +113,7 @@ class LocalQueue:
         waiter = queue.line.join(demand, loop.create_future(), now, next(self._sequence))
         until = min(demand.request.deadline, now + self.max_wait_s)
         timer = loop.call_later(until - now, self._expire, queue, waiter)
+        self._tell_waiting()
         try:
             return await waiter.ticket
         except BaseException:
@@ -112,6 +122,11 @@ class LocalQueue:
             raise
         finally:
             timer.cancel()
+            self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        if self.on_waiting is not None:
+            self.on_waiting(self.num_waiting)
 
     def _give_back(self, queue: _PoolLine, place: Place) -> None:
         """Release the lease that a waiter got in the very tick in which it was cancelled, and place the next."""

@@ -1,19 +1,16 @@
-"""Which bit stands for which replica. Knows replica ids and counts of blocks; nothing of hashes or of order.
-
-A value of the index holds a generation in its low bits and one bit per replica above them.
-"""
+"""Which bit stands for which replica. Knows replica ids and counts of blocks; nothing of hashes or of order."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-GENERATION_BITS = 32
-GENERATION_MASK = (1 << GENERATION_BITS) - 1
+# Sets of replicas whose names are kept at hand.
+MAX_NAMED_SETS = 1024
 
 
 @dataclass(eq=False, slots=True)
 class ReplicaBits:
     """Gives each replica a bit and counts its blocks. `live` holds the bits of all replicas; `retired` those whose
-    replica was removed and that blocks may still carry: only once none does may a bit be used again."""
+    replica was removed and that runs may still carry: only once none does may a bit be used again."""
 
     live: int = 0
     retired: int = 0
@@ -21,15 +18,20 @@ class ReplicaBits:
     _names: list[str] = field(default_factory=list)
     _num_blocks: list[int] = field(default_factory=list)
     _free: list[int] = field(default_factory=list)
+    _named_sets: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def bit(self, replica_id: str) -> int:
         """The bit of this replica, given to it now where it has none."""
         position = self._positions.get(replica_id)
-        return self._assign(replica_id) if position is None else _bit_at(position)
+        return self._assign(replica_id) if position is None else 1 << position
 
-    def names(self, bits: int) -> Iterator[str]:
-        names = self._names
-        return (names[position] for position in _positions(bits))
+    def names(self, bits: int) -> tuple[str, ...]:
+        names = self._named_sets.get(bits)
+        if names is None:
+            if len(self._named_sets) >= MAX_NAMED_SETS:
+                self._named_sets.clear()
+            names = self._named_sets[bits] = tuple(self._names[position] for position in _positions(bits))
+        return names
 
     def num_blocks(self, replica_id: str) -> int:
         position = self._positions.get(replica_id)
@@ -37,21 +39,21 @@ class ReplicaBits:
 
     def gain(self, bit: int, num_blocks: int) -> None:
         """The replica of this bit got so many blocks."""
-        self._num_blocks[next(_positions(bit))] += num_blocks
+        self._num_blocks[bit.bit_length() - 1] += num_blocks
 
-    def lose(self, value: int) -> None:
-        """All replicas whose bits are in `value` lost the block it belongs to."""
-        for position in _positions(value & self.live):
-            self._num_blocks[position] -= 1
+    def lose(self, bits: int, num_blocks: int) -> None:
+        """All replicas of these bits lost so many blocks."""
+        for position in _positions(bits & self.live):
+            self._num_blocks[position] -= num_blocks
 
     def retire(self, replica_id: str) -> None:
         position = self._positions.pop(replica_id, None)
         if position is not None:
-            self.live &= ~_bit_at(position)
-            self.retired |= _bit_at(position)
+            self.live &= ~(1 << position)
+            self.retired |= 1 << position
 
     def take_retired(self) -> int:
-        """The retired bits, now the caller's to clear from all blocks and then to recycle."""
+        """The retired bits, now the caller's to clear from all runs and then to recycle."""
         retired, self.retired = self.retired, 0
         return retired
 
@@ -62,8 +64,9 @@ class ReplicaBits:
         position = self._free.pop() if self._free else self._widen()
         self._names[position], self._num_blocks[position] = replica_id, 0
         self._positions[replica_id] = position
-        self.live |= _bit_at(position)
-        return _bit_at(position)
+        self.live |= 1 << position
+        self._named_sets.clear()
+        return 1 << position
 
     def _widen(self) -> int:
         self._names.append("")
@@ -74,12 +77,7 @@ class ReplicaBits:
         return f"{len(self._positions)} replicas in {len(self._names)} bits"
 
 
-def _bit_at(position: int) -> int:
-    return 1 << position + GENERATION_BITS
-
-
 def _positions(bits: int) -> Iterator[int]:
-    bits >>= GENERATION_BITS
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1

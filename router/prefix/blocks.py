@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Self
 
 import msgspec
+from xxhash import xxh3_64_intdigest
 
 from pointsman.blockhash import TOKEN_BYTES, block_hashes
-from router.core import Pool, Prompt, Request
+from router.core import Prompt
 from router.prefix.messages import keyed_content
 
 # Engines may cache in units of down to one token; finer than this only costs memory here.
@@ -33,17 +34,28 @@ class CacheScope:
     salt: str | None
 
     @classmethod
-    def of(cls, request: Request, pool: Pool, adapter: str | None) -> Self:
-        """The pool's own block size, or the least multiple of it that is worth an entry."""
-        block_size = pool.block_size * -(-MIN_BLOCK_TOKENS // pool.block_size)
-        return cls(block_size, adapter, request.cache_salt)
+    def of(cls, block_size: int, adapter: str | None, salt: str | None) -> Self:
+        """In a pool's own block size, or the least multiple of it that is worth an entry."""
+        return cls(block_size * -(-MIN_BLOCK_TOKENS // block_size), adapter, salt)
 
-    def hashes(self, tokens: "bytes | array[int]", media: Sequence[Media] = ()) -> list[int]:
-        """`tokens`: ids, or the bytes of little-endian u32; `media`: in order."""
-        num_hashed = MAX_HASHED_BLOCKS * self.block_size * (TOKEN_BYTES if isinstance(tokens, bytes) else 1)
-        extra_keys = self._extra_keys(media) if media else None
+    def key(self, seed: int) -> int:
+        """A 64-bit number for texts in this scope, under a seed of 63 bits."""
+        if self.adapter is None and self.salt is None:
+            return seed + self.block_size
+        return xxh3_64_intdigest(f"{self.block_size} {self.adapter!r} {self.salt!r}".encode(), seed)
+
+    def hashes(
+        self, tokens: "bytes | array[int]", *, media: Sequence[Media] = (), after: Sequence[int] = ()
+    ) -> list[int]:
+        """`tokens`: ids, or the bytes of little-endian u32; `media`: in order; `after`: the hashes before these."""
+        num_hashed = (MAX_HASHED_BLOCKS - len(after)) * self.block_size
         return block_hashes(
-            tokens[:num_hashed], self.block_size, adapter=self.adapter, salt=self.salt, extra_keys=extra_keys
+            tokens[: num_hashed * (TOKEN_BYTES if isinstance(tokens, bytes) else 1)],
+            self.block_size,
+            adapter=self.adapter,
+            salt=self.salt,
+            extra_keys=self._extra_keys(media) if media else None,
+            parent=after[-1] if after else None,
         )
 
     def _extra_keys(self, media: Sequence[Media]) -> list[tuple[bytes, ...]]:
@@ -61,7 +73,7 @@ def prompt_of_tokens(
     """Inexact with media: what those take in tokens is not known here."""
     return Prompt(
         num_tokens=len(ids),
-        block_hashes=scope.hashes(ids, media),
+        block_hashes=array("Q", scope.hashes(ids, media=media)),
         block_size=scope.block_size,
         num_template_tokens=num_template_tokens,
         is_exact=not media,
@@ -73,7 +85,7 @@ def prompt_of_text(text: bytes, scope: CacheScope) -> Prompt:
     whole = len(text) // TOKEN_BYTES * TOKEN_BYTES
     return Prompt(
         num_tokens=-(-len(text) // TOKEN_BYTES),
-        block_hashes=scope.hashes(text[:whole]),
+        block_hashes=array("Q", scope.hashes(text[:whole])),
         block_size=scope.block_size,
         is_exact=False,
     )
@@ -90,6 +102,13 @@ def text_of_chat(messages: Sequence[Mapping[str, object]], options: Mapping[str,
         rest = {name: value for name, value in message.items() if name not in ("role", "content")}
         parts.append(_json([message.get("role"), keyed_content(message.get("content")), *([rest] if rest else [])]))
     return b"".join(parts)
+
+
+def num_common(ids: "array[int]", others: "array[int]") -> int:
+    """Length of the common beginning."""
+    if ids[: len(others)] == others:
+        return len(others)
+    return next((at for at, (one, other) in enumerate(zip(ids, others, strict=False)) if one != other), len(ids))
 
 
 def _json(value: object) -> bytes:

@@ -1,28 +1,45 @@
 """Prefix index: which replica holds which KV blocks. Knows block hashes and replica ids; nothing of tokens or time.
 
-One dict maps a block hash to an integer: a bit for each replica that holds it, and below them the generation of its
-last use (`uses.py`). A block that its generation already lists is not written again, so a hot prefix costs one write
-per generation and not one per request; and as a chain is always used from its head on, and the oldest generation is
-evicted from its end, a tail goes before its head.
+A tree of runs. A run is a row of blocks that the same replicas hold, and that no other chain branches off inside; a
+dict leads from each block to its run. A block hash is chained, so it stands for all blocks before it: the deepest known
+block of a chain is found by bisection, and who holds what of it is read off the few runs from there to the root.
 """
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from router.prefix.bits import GENERATION_MASK, ReplicaBits
-from router.prefix.uses import Uses
+import msgspec
 
-# As traced: 30 to 60 bytes of dict table, 36 of key, and values, which runs of blocks share. The table that a growing
-# dict copies itself into is counted, the one that it leaves is not.
+from router.prefix.bits import ReplicaBits
+
+# As traced: 30 to 60 bytes of dict table, 36 of key, 8 in the run. The table that a growing dict copies itself into is
+# counted, the one that it leaves is not.
 BLOCK_BYTES = 168
-USE_BYTES = 8
-# A generation ends when this part of the cap was used in it: the grain of "least recently used".
-GENERATIONS_PER_CAP = 16
-# With more uses than this per block, most are void and are tidied away, a few with each insert.
-USES_PER_BLOCK = 3
-TIDIED_PER_INSERT = 256
+RUN_BYTES = 500
+# Runs freed of the bits of removed replicas with each insert.
+TIDIED_PER_INSERT = 64
+
+
+class _Run(msgspec.Struct, eq=False, gc=False):
+    """Blocks in a row, `start` blocks after the root, and who holds them: a bit for each replica. What holds a run
+    holds its parent."""
+
+    blocks: "array[int]"
+    start: int
+    parent: "_Run | None"
+    holders: int
+    num_children: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.blocks)
+
+    def has(self, block: int, depth: int) -> bool:
+        at = depth - self.start
+        return 0 <= at < len(self.blocks) and self.blocks[at] == block
 
 
 @dataclass(eq=False, slots=True)
@@ -33,54 +50,53 @@ class BlockIndex:
     """
 
     max_bytes: int
-    _blocks: dict[int, int] = field(default_factory=dict)
+    _runs: dict[int, _Run] = field(default_factory=dict)
+    # Least recently used first. A run is used after those behind it, so the first one is always a leaf.
+    _by_use: "OrderedDict[_Run, None]" = field(default_factory=OrderedDict)
     _replicas: ReplicaBits = field(default_factory=ReplicaBits)
-    _uses: Uses = field(default_factory=Uses)
     _pass: Iterator[None] | None = None
 
     def __post_init__(self) -> None:
-        if self.max_bytes < BLOCK_BYTES + USE_BYTES:
-            raise ValueError(f"max_bytes must be at least {BLOCK_BYTES + USE_BYTES}, not {self.max_bytes}")
+        if self.max_bytes < RUN_BYTES + BLOCK_BYTES:
+            raise ValueError(f"max_bytes must be at least {RUN_BYTES + BLOCK_BYTES}, not {self.max_bytes}")
 
     @property
     def total_blocks(self) -> int:
         """Blocks in memory, those of removed replicas included until they are tidied away."""
-        return len(self._blocks)
+        return len(self._runs)
 
     @property
     def num_bytes(self) -> int:
         """Bytes that the index is reckoned at; never above `max_bytes` after an insert."""
-        return len(self._blocks) * BLOCK_BYTES + self._uses.total * USE_BYTES
+        return len(self._runs) * BLOCK_BYTES + len(self._by_use) * RUN_BYTES
 
     def match(self, block_hashes: Sequence[int]) -> Mapping[str, int]:
         """Leading blocks held, by replica id; replicas that hold none are absent."""
         depths: dict[str, int] = {}
-        holders, depth, seen = self._replicas.live, 0, 0
-        for value in map(self._blocks.get, block_hashes):
-            if value is not seen:
-                if value is None:
-                    break
-                seen = value
-                if (still := holders & value) != holders:
-                    if depth:
-                        depths.update(dict.fromkeys(self._replicas.names(holders ^ still), depth))
-                    if not still:
-                        return depths
-                    holders = still
-            depth += 1
-        if depth:
-            depths.update(dict.fromkeys(self._replicas.names(holders), depth))
+        run, depth = self._deepest(block_hashes)
+        missing = self._replicas.live
+        while run is not None:
+            if found := run.holders & missing:
+                depths.update(dict.fromkeys(self._replicas.names(found), depth))
+                missing ^= found
+            depth = run.start
+            run = run.parent
         return depths
 
     def insert(self, replica_id: str, block_hashes: Sequence[int]) -> None:
-        """This replica now holds this chain, given from its first block on. Only what changes is written."""
-        self._uses.begin_if_full(self.max_bytes // (BLOCK_BYTES + USE_BYTES) // GENERATIONS_PER_CAP)
+        """This replica now holds this chain, given from its first block on."""
         bit = self._replicas.bit(replica_id)
-        used = self._mark(bit, block_hashes)
-        self._uses.record(used)
-        # Tidying outruns what is recorded, or it would never come to its end.
-        self._tidy(TIDIED_PER_INSERT + 2 * USES_PER_BLOCK * len(used))
-        self._evict()
+        run, num_known = self._deepest(block_hashes)
+        is_whole = num_known == len(block_hashes)
+        if run is not None and num_known < run.end and not (is_whole and run.holders & bit):
+            run = self._split(run, num_known)
+        if not is_whole:
+            run = self._grow(run, bit, block_hashes[num_known:])
+        self._use(run, bit)
+        if self._pass is not None or self._replicas.retired:
+            self._tidy()
+        while (excess_bytes := self.num_bytes - self.max_bytes) > 0:
+            self._shorten(next(iter(self._by_use)), -(-excess_bytes // BLOCK_BYTES))
 
     def remove(self, replica_id: str) -> None:
         """Forget all that this replica held, at once; its traces are tidied away during later inserts."""
@@ -89,66 +105,106 @@ class BlockIndex:
     def num_blocks(self, replica_id: str) -> int:
         return self._replicas.num_blocks(replica_id)
 
-    def _mark(self, bit: int, block_hashes: Sequence[int]) -> list[int]:
-        """Set `bit` along the chain. Returns the blocks that this generation did not list yet."""
-        blocks, generation, live = self._blocks, self._uses.newest, self._replicas.live
-        new = bit | generation
-        gained, used, seen, renewed = 0, [], 0, 0
-        for block in block_hashes:
-            value = blocks.get(block, 0)
-            if not value:
-                renewed = new
-            elif value is not seen:
-                renewed = value & live | new
-                # Runs of equal values share one object, so that `is` knows them again.
-                renewed = value if renewed == value else renewed
-            seen = value
-            if value is renewed:
-                continue
-            blocks[block] = renewed
-            if not value or value & GENERATION_MASK != generation:
-                used.append(block)
-            gained += not value & bit
-        self._replicas.gain(bit, gained)
-        return used
+    def _deepest(self, block_hashes: Sequence[int]) -> tuple[_Run | None, int]:
+        """The run of the deepest known block, and how many blocks lead there; None and 0 where none is known."""
+        runs, found = self._runs, None
+        low, high = 0, len(block_hashes)
+        middle = high - 1  # The whole chain first: most often it is known.
+        while low < high:
+            block = block_hashes[middle]
+            run = runs.get(block)
+            # A list that is no chain may have a known block in another place.
+            if run is not None and run.has(block, middle):
+                found, low = run, middle + 1
+            else:
+                high = middle
+            middle = (low + high) // 2
+        return found, low
 
-    def _evict(self) -> None:
-        while (excess_bytes := self.num_bytes - self.max_bytes) > 0:
-            for block, generation in self._uses.pop_oldest(-(-excess_bytes // (BLOCK_BYTES + USE_BYTES))):
-                value = self._blocks.get(block, 0)
-                # Where it was used since, a later generation lists it too.
-                if value and value & GENERATION_MASK == generation:
-                    del self._blocks[block]
-                    self._replicas.lose(value)
+    def _split(self, run: _Run, num_blocks: int) -> _Run:
+        """Make two runs of one where `num_blocks` lead from the root. Returns the first, which is the new one: so
+        those that branch off behind stay as they are."""
+        head = _Run(run.blocks[: num_blocks - run.start], run.start, run.parent, run.holders & self._replicas.live, 1)
+        del run.blocks[: len(head.blocks)]
+        run.start, run.parent = num_blocks, head
+        self._runs.update(dict.fromkeys(head.blocks, head))
+        self._by_use[head] = None
+        return head
 
-    def _tidy(self, num_uses: int) -> None:
-        """Go on with a pass over at most `num_uses` uses, or begin one where there is something to tidy away."""
+    def _grow(self, run: _Run | None, bit: int, blocks: Sequence[int]) -> _Run | None:
+        """Put new blocks behind a run: into it, where nothing else is behind it and no one else holds it."""
+        parent = run
+        if run is None or run.num_children or run.holders != bit:
+            run = _Run(array("Q"), 0 if run is None else run.end, run, bit)
+        fresh = dict.fromkeys(blocks, run)
+        if len(fresh) < len(blocks) or not self._runs.keys().isdisjoint(fresh):
+            fresh = dict.fromkeys(self._unknown(blocks), run)
+            if not fresh:
+                return parent
+        if run is not parent:
+            self._by_use[run] = None
+            if parent is not None:
+                parent.num_children += 1
+        run.blocks.extend(array("Q", fresh))
+        self._runs.update(fresh)
+        self._replicas.gain(bit, len(fresh))
+        return run
+
+    def _unknown(self, blocks: Sequence[int]) -> list[int]:
+        """Up to one that is in memory already or comes twice: what no chain has, and this list is no chain."""
+        leading: dict[int, None] = {}
+        for block in blocks:
+            if block in self._runs or block in leading:
+                break
+            leading[block] = None
+        return list(leading)
+
+    def _use(self, run: _Run | None, bit: int) -> None:
+        """The replica of this bit holds the run and all before it, and they were used now."""
+        while run is not None:
+            if not run.holders & bit:
+                run.holders |= bit
+                self._replicas.gain(bit, len(run.blocks))
+            self._by_use.move_to_end(run)
+            run = run.parent
+
+    def _shorten(self, run: _Run, num_blocks: int) -> None:
+        """Take at most so many blocks from the end of a leaf."""
+        gone = run.blocks[-num_blocks:]
+        del run.blocks[-num_blocks:]
+        for block in gone:
+            del self._runs[block]
+        self._replicas.lose(run.holders, len(gone))
+        if not run.blocks:
+            del self._by_use[run]
+            if run.parent is not None:
+                run.parent.num_children -= 1
+
+    def _tidy(self) -> None:
+        """Go on with a pass over all runs, or begin one."""
         if self._pass is None:
-            if not self._replicas.retired and self._uses.total <= USES_PER_BLOCK * len(self._blocks):
-                return
             self._pass = self._tidying(self._replicas.take_retired())
-        if sum(1 for _ in islice(self._pass, num_uses)) < num_uses:
+        if sum(1 for _ in islice(self._pass, TIDIED_PER_INSERT)) < TIDIED_PER_INSERT:
             self._pass = None
 
     def _tidying(self, dead: int) -> Iterator[None]:
-        """Drops the uses that a later one made void and clears the bits `dead`, one use a step; then frees the bits."""
-        blocks, seen, cleared = self._blocks, 0, 0
-        # What is written from here on has no dead bits, and is listed in the generation that this begins.
-        for generation in self._uses.begin():
-            kept = array("Q")
-            for block in self._uses.listed(generation):
-                value = blocks.get(block, 0)
-                if value and value & GENERATION_MASK == generation:
-                    if value is not seen:
-                        seen, cleared = value, value & ~dead
-                    if cleared > GENERATION_MASK:
-                        kept.append(block)
-                        blocks[block] = cleared
-                    else:
-                        del blocks[block]
-                yield
-            self._uses.replace(generation, kept)
+        """Clears the bits `dead` and drops what no one holds any more, one run a step; then frees the bits."""
+        # Leaves come first, and what is added meanwhile has no dead bits.
+        for run in list(self._by_use):
+            run.holders &= ~dead
+            if not run.holders and run.blocks:
+                self._shorten(run, len(run.blocks))
+            yield
         self._replicas.recycle(dead)
 
     def __repr__(self) -> str:
-        return f"<BlockIndex {len(self._blocks)} blocks, {self._replicas!r}>"
+        return f"<BlockIndex {len(self._runs)} blocks in {len(self._by_use)} runs, {self._replicas!r}>"
+
+
+def _path(run: _Run | None) -> list[_Run]:
+    """The run and those before it, up to the root."""
+    path = []
+    while run is not None:
+        path.append(run)
+        run = run.parent
+    return path

@@ -22,19 +22,27 @@ from router.prefix.source import SourceError
 MAX_REPEATED_ITEMS = 2**20
 MAX_POWER_BITS = 2**10
 MAX_ERROR_CHARS = 500
+_UNSTEADY_NAMES = frozenset({"strftime_now", "lipsum", "random"})
 
 Messages = Sequence[Mapping[str, object]]
 
 
 class ChatTemplate:
-    """One model's template. `special_tokens` are variables of it by name (`bos_token`)."""
+    """One model's template. `special_tokens` are variables of it by name (`bos_token`).
 
-    __slots__ = ("_special_tokens", "_template")
+    `literals`: the texts that it spells in expressions, so all that it can look for. `is_steady`: does it write the
+    same for the same messages at any time?
+    """
+
+    __slots__ = ("_special_tokens", "_template", "is_steady", "literals")
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Raises SourceError for a template that does not parse."""
         self._special_tokens = dict(special_tokens)
-        self._template = _compile(source)
+        self._template, tree = _compile(source)
+        self.literals = {const.value for const in tree.find_all(nodes.Const) if isinstance(const.value, str)}
+        names = {node.name for node in tree.find_all(nodes.Name)} | {node.name for node in tree.find_all(nodes.Filter)}
+        self.is_steady = _UNSTEADY_NAMES.isdisjoint(names)
 
     def render(self, messages: Messages, options: Mapping[str, object]) -> str:
         """The prompt's text. `options` are the template's other variables: `tools`, `documents`, those of
@@ -51,7 +59,7 @@ class ChatTemplate:
             raise InvalidRequest(message, param="messages") from error
 
 
-def _compile(source: str) -> Template:
+def _compile(source: str) -> tuple[Template, nodes.Template]:
     environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlock]
     )
@@ -59,7 +67,8 @@ def _compile(source: str) -> Template:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     try:
-        return environment.from_string(source)
+        # A tree of its own: compiling takes constants together.
+        return environment.from_string(source), environment.parse(source)
     except TemplateSyntaxError as error:
         raise SourceError(f"`chat_template`, line {error.lineno}: {error.message}") from error
     except RecursionError as error:

@@ -97,6 +97,10 @@ class Breaker:
         self.cooling_until = max(self.cooling_until, now + min(max(wait_s, 0.0), self.max_cooldown_s))
         self.abandon(is_trial)
 
+    def cool(self, until: float) -> None:
+        """Another worker was pushed back."""
+        self.cooling_until = max(self.cooling_until, until)
+
     def abandon(self, is_trial: bool) -> None:
         """The request ended without a word about the replica: another trial may follow."""
         if is_trial:

@@ -40,6 +40,10 @@ class Catalog:
         self._names = _name(self.pools, identities)
         self._cards = _collect_cards(identities, self._names)
 
+    def find(self, model: str) -> tuple[Pool, str | None] | None:
+        """Pool and adapter behind a name, or None."""
+        return self._names.get(model)
+
     def resolve(self, model: str) -> tuple[Pool, str | None]:
         """Pool and adapter behind a name. Raises UnknownModel."""
         try:

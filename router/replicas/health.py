@@ -58,6 +58,11 @@ class Health:
         self.follow(Event.LOST)
         return True
 
+    def mirror(self, state: ReplicaState) -> bool:
+        """Another process, which probes it, has found this. True when that changed the state."""
+        before, self.replica.state = self.replica.state, state
+        return before is not state
+
     def follow(self, event: Event) -> bool:
         """True when the event changed the state."""
         before = self.replica.state

@@ -65,7 +65,9 @@ class Share:
     def release(self, lease: Lease) -> None:
         replica = self.member.replica
         replica.in_flight -= 1
-        if not lease.has_started:
+        if lease.has_started:
+            self._publish()
+        else:
             self._leave_prefill()
         verdict = judge(lease.outcome, lease.error)
         self._tell_breaker(verdict, lease.error)
@@ -74,6 +76,11 @@ class Share:
     def _leave_prefill(self) -> None:
         self.member.replica.prefilling -= 1
         self.member.replica.prefilling_tokens -= self.tokens
+        self._publish()
+
+    def _publish(self) -> None:
+        if self.member.publish is not None:
+            self.member.publish()
 
     def _tell_breaker(self, verdict: Verdict, error: BaseException | None) -> None:
         breaker = self.member.breaker
@@ -97,13 +104,15 @@ def take(
         clock=clock,
         on_verdict=on_verdict,
         tokens=decision.uncached_tokens,
-        tokens_ahead=replica.prefilling_tokens + replica.foreign_tokens,
+        tokens_ahead=replica.prefilling_tokens + replica.sibling_prefilling_tokens + replica.foreign_tokens,
         is_trial=member.breaker.send(now),
     )
     replica.in_flight += 1
     replica.prefilling += 1
     replica.prefilling_tokens += share.tokens
     replica.last_used = now
+    if member.publish is not None:
+        member.publish()
     return Lease(demand, decision, now, on_started=share.start, on_released=share.release)
 
 

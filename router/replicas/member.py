@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from router.core import Load, Replica
@@ -13,7 +14,8 @@ from router.replicas.identify import Card, Identity
 @dataclass(eq=False, slots=True)
 class Member:
     """`must_identify`: what it serves is unknown, or may have changed while it was lost. `metrics_path`: None where it
-    has no page that we can read. `wants_probe` is set when a request's failure makes it suspect."""
+    has no page that we can read. `wants_probe` is set when a request's failure makes it suspect. `lost_at`: when it was
+    last lost, 0 if never. `publish` is called when its counts have changed: other workers go by them."""
 
     replica: Replica
     breaker: Breaker
@@ -23,6 +25,8 @@ class Member:
     must_identify: bool = True
     metrics_path: str | None = None
     wants_probe: asyncio.Event = field(default_factory=asyncio.Event)
+    lost_at: float = 0.0
+    publish: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         self.health = Health(self.replica)
@@ -47,9 +51,10 @@ class Member:
         self.replica.adapters = newer.adapters
         return True
 
-    def lose(self) -> None:
+    def lose(self, now: float) -> None:
         """It failed or went: nothing it reported holds any more. Open leases are still counted until they end."""
         self.must_identify = True
+        self.lost_at = now
         self.forget_load()
 
     def report(self, load: Load, num_ours: int) -> bool:
@@ -62,7 +67,8 @@ class Member:
         before = (replica.foreign_requests, replica.foreign_tokens)
         replica.load = load
         replica.foreign_requests = max(0, load.running + load.waiting - num_ours)
-        replica.foreign_tokens = max(0, (load.queued_tokens or 0) - replica.prefilling_tokens)
+        num_tokens = replica.prefilling_tokens + replica.sibling_prefilling_tokens
+        replica.foreign_tokens = max(0, (load.queued_tokens or 0) - num_tokens)
         return replica.foreign_requests < before[0] or replica.foreign_tokens < before[1]
 
     def age(self, now: float, max_age_s: float) -> bool:

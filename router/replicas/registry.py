@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from router.core import Decision, Demand, Lease, Pool, Replica, ReplicaSpec
+from router.core import Decision, Demand, Lease, Pool, Replica, ReplicaSpec, ReplicaState
 from router.errors import NoReplica, UnknownModel, UpstreamError
 from router.ports import Clock, Discovery
 from router.replicas.alarms import Alarms
@@ -27,9 +27,14 @@ from router.replicas.identify import Identity, TokenizerDocument
 from router.replicas.leases import Share, Verdict, take
 from router.replicas.member import Member
 from router.replicas.roster import Roster
+from router.replicas.sighting import Sighting
 from router.replicas.watch import Pace, Watch
 
 log = logging.getLogger(__name__)
+
+
+def _ignore(_: Member) -> None:
+    """What nobody listens to."""
 
 
 @dataclass(eq=False, slots=True)
@@ -39,6 +44,9 @@ class Registry:
     `on_change()`: something may now be placed (a release, a replica ready or cooled down). `on_lost(replica_id)`: it
     failed or is gone, and what it had cached with it. `on_identified(replica, pool, document)`: what it serves; the
     document is None where the replica does not hand out its tokenizer.
+
+    Of several workers on a host none runs its registry: one process does (the feed), tells the others what it sees
+    (`on_seen`), and they `adopt` it and tell it of failures (`on_suspect`) and push-backs (`on_cooled`).
     """
 
     discovery: Discovery
@@ -59,6 +67,10 @@ class Registry:
     breaker_open_s: float = 2.0
     cooldown_s: float = 1.0
     max_cooldown_s: float = 30.0
+    on_seen: Callable[[Member], None] = _ignore
+    on_suspect: Callable[[Member], None] = _ignore
+    on_cooled: Callable[[Member], None] = _ignore
+    before_report: Callable[[], None] = field(default=lambda: None)
     _members: dict[str, Member] = field(default_factory=dict, init=False)
     _catalog: Catalog = field(default_factory=Catalog, init=False)
     _roster: Roster = field(default_factory=Roster, init=False)
@@ -95,6 +107,33 @@ class Registry:
             self._has_listed = True
             self._regroup()
 
+    async def run_told(self) -> None:
+        """Follow what another process sees, until cancelled: here only time is minded."""
+        self._alarms = Alarms(asyncio.get_running_loop(), self.clock, lambda: self.on_change())
+        try:
+            while True:
+                await asyncio.sleep(self.load_interval_s)
+                aged = [member for member in self.members() if member.age(self.clock(), self.load_max_age_s)]
+                if aged:
+                    self.on_change()
+        finally:
+            self._alarms.close()
+            self._alarms = None
+
+    def adopt(self, sighting: Sighting, document: TokenizerDocument | None) -> None:
+        """Take in what another process saw of a replica that `reconcile` has added."""
+        member = self._find(sighting.id)
+        if sighting.identity is not None and sighting.identity != member.identity:
+            self._identified(member, sighting.identity, document)
+        if sighting.lost_at > member.lost_at:
+            member.lose(sighting.lost_at)
+            self.on_lost(sighting.id)
+        self._adopt_load(member, sighting)
+        self._adopt_state(member, sighting)
+        member.breaker.cool(sighting.cooling_until)
+        self._admission_changed(member)
+        self.on_change()
+
     def replicas(self) -> Sequence[Replica]:
         return [member.replica for member in self._members.values()]
 
@@ -104,6 +143,10 @@ class Registry:
     def models(self) -> list[dict[str, object]]:
         """Entries for /v1/models, from what is known: asks nobody, and keeps what a replica serves while it is down."""
         return self._catalog.models()
+
+    def find(self, model: str) -> tuple[Pool, str | None] | None:
+        """Pool and adapter behind a model name, or None."""
+        return self._catalog.find(model)
 
     def resolve(self, model: str) -> tuple[Pool, str | None]:
         """Pool and adapter behind a model name. Raises UnknownModel."""
@@ -144,6 +187,28 @@ class Registry:
             self._roster.update(member)
         return lease
 
+    def members(self) -> Sequence[Member]:
+        return list(self._members.values())
+
+    @property
+    def has_listed(self) -> bool:
+        """Has discovery answered yet?"""
+        return self._has_listed
+
+    def suspect(self, replica_id: str) -> None:
+        """A request failed there, in another process: look at once."""
+        member = self._members.get(replica_id)
+        if member is not None:
+            member.wants_probe.set()
+
+    def cool(self, replica_id: str, until: float) -> None:
+        """It pushed another process back."""
+        member = self._members.get(replica_id)
+        if member is not None:
+            member.breaker.cool(until)
+            self._admission_changed(member)
+            self.on_seen(member)
+
     def breaker_state(self, replica_id: str) -> str:
         """For operators to see. Raises LookupError for a replica that is not there."""
         return self._find(replica_id).breaker.state.value
@@ -153,12 +218,14 @@ class Registry:
         member = self._find(replica_id)
         if member.health.follow(Event.DRAIN):
             self._roster.update(member)
+            self.on_seen(member)
 
     def undrain(self, replica_id: str) -> None:
         """Let it serve again, from its next good probe on. Raises LookupError."""
         member = self._find(replica_id)
         if member.health.follow(Event.UNDRAIN):
             member.wants_probe.set()
+            self.on_seen(member)
 
     def _open_watch(self, session: aiohttp.ClientSession, group: asyncio.TaskGroup) -> Watch:
         pace = Pace(
@@ -179,6 +246,8 @@ class Registry:
             on_identified=self._identified,
             on_relisted=self._relisted,
             on_lighter=lambda: self.on_change(),
+            on_report=lambda member: self.on_seen(member),
+            before_report=lambda: self.before_report(),
         )
 
     async def _discover_forever(self) -> None:
@@ -203,6 +272,7 @@ class Registry:
         member = self._members[spec.id] = Member(Replica(spec), breaker)
         if self._watch is not None:
             self._watch.start(member)
+        self.on_seen(member)
 
     def _remove(self, member: Member) -> None:
         del self._members[member.replica.id]
@@ -213,6 +283,7 @@ class Registry:
         member.health.follow(Event.DRAIN)
         member.forget_load()
         self.on_lost(member.replica.id)
+        self.on_seen(member)
 
     def _respecify(self, member: Member, spec: ReplicaSpec) -> None:
         """The same replica under another key, scheme or tokenizer: it keeps its counts."""
@@ -220,6 +291,7 @@ class Registry:
             member.replica.spec = spec
             member.must_identify = True
             member.wants_probe.set()
+            self.on_seen(member)
 
     def _regroup(self) -> None:
         """Membership or identities changed: derive names, pools and views anew, and wake who waits for a name."""
@@ -236,10 +308,12 @@ class Registry:
         if before is not None and before.models != identity.models:
             self.on_lost(replica.id)
         self.on_identified(replica, pool, document)
+        self.on_seen(member)
         self.on_change()
 
-    def _relisted(self, _: Member) -> None:
+    def _relisted(self, member: Member) -> None:
         self._regroup()
+        self.on_seen(member)
         self.on_change()
 
     def _good(self, member: Member) -> None:
@@ -248,27 +322,47 @@ class Registry:
         member.breaker.recover()
         self._roster.update(member)
         log.info("%s is ready and serves %s", member.replica.id, ", ".join(member.replica.models))
+        self.on_seen(member)
         self.on_change()
 
     def _bad(self, member: Member, error: UpstreamError) -> None:
         if not member.health.fail_probe(error):
             return
-        member.lose()
+        member.lose(self.clock())
         self._roster.update(member)
         # One that has not been there yet is starting; one that was is missed.
         level = logging.INFO if member.identity is None else logging.WARNING
         log.log(level, "%s is not there (%s): %s", member.replica.id, member.replica.state.value, error)
         self.on_lost(member.replica.id)
+        self.on_seen(member)
+
+    def _adopt_load(self, member: Member, sighting: Sighting) -> None:
+        replica = member.replica
+        replica.load = sighting.load
+        replica.foreign_requests, replica.foreign_tokens = sighting.foreign_requests, sighting.foreign_tokens
+
+    def _adopt_state(self, member: Member, sighting: Sighting) -> None:
+        """A feed that has just started has seen nothing yet: what was known before stands."""
+        if not sighting.is_settled or not member.health.mirror(sighting.state):
+            return
+        if sighting.state is ReplicaState.READY:
+            member.breaker.recover()
+
+    def _admission_changed(self, member: Member) -> None:
+        self._roster.update(member)
+        if self._alarms is not None and self._members.get(member.replica.id) is member:
+            self._alarms.set(member)
 
     def _heard(self, share: Share, verdict: Verdict) -> None:
         """A trial passed or a lease ended."""
         member = share.member
         if verdict is Verdict.FAULT:
             member.wants_probe.set()
+            self.on_suspect(member)
+        if verdict is Verdict.BACK_PRESSURE:
+            self.on_cooled(member)
         if share.is_trial or verdict in (Verdict.FAULT, Verdict.BACK_PRESSURE):
-            self._roster.update(member)
-            if self._alarms is not None and self._members.get(member.replica.id) is member:
-                self._alarms.set(member)
+            self._admission_changed(member)
         self.on_change()
 
     def _find(self, replica_id: str) -> Member:

@@ -39,7 +39,8 @@ class Pace:
 @dataclass(eq=False, slots=True)
 class Watch:
     """`on_identified` comes before the first `on_good` of a replica that came, or came back; `on_relisted` when its
-    adapters changed; `on_lighter` when its own report shows less foreign work."""
+    adapters changed; `on_lighter` when its own report shows less foreign work; `on_report` with each report, and when
+    one is too old. `before_report` is called before our own counts are compared with a report."""
 
     session: aiohttp.ClientSession
     group: asyncio.TaskGroup
@@ -50,6 +51,8 @@ class Watch:
     on_identified: Callable[[Member, Identity, TokenizerDocument | None], None]
     on_relisted: Callable[[Member], None]
     on_lighter: Callable[[], None]
+    on_report: Callable[[Member], None] = field(default=lambda _: None)
+    before_report: Callable[[], None] = field(default=lambda: None)
     _tasks: dict[Member, list[asyncio.Task[None]]] = field(default_factory=dict, init=False)
 
     def start(self, member: Member) -> None:
@@ -78,6 +81,7 @@ class Watch:
             if member.metrics_path is not None and member.replica.state in (ReplicaState.READY, ReplicaState.DRAINING):
                 await self._poll(member, member.metrics_path)
             if member.age(self.clock(), self.pace.load_max_age_s):
+                self.on_report(member)
                 self.on_lighter()
             await asyncio.sleep(max(0.0, due - self.clock()))
 
@@ -123,11 +127,18 @@ class Watch:
         return None if found is None else found[1]
 
     async def _poll(self, member: Member, path: str) -> None:
-        num_asked = member.replica.in_flight
+        num_asked = self._num_ours(member)
         page = await read_page(self.session, member.replica.spec, path, self.pace.probe_timeout_s)
         load = parse_load(page, self.clock()) if page is not None else None
         if load is None:
             return
         # What came or went while we asked may or may not be in the report: count it as ours, not as foreign.
-        if member.report(load, max(num_asked, member.replica.in_flight)):
+        is_lighter = member.report(load, max(num_asked, self._num_ours(member)))
+        self.on_report(member)
+        if is_lighter:
             self.on_lighter()
+
+    def _num_ours(self, member: Member) -> int:
+        """Requests that this host's workers have there."""
+        self.before_report()
+        return member.replica.in_flight + member.replica.sibling_in_flight

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import ClassVar
 
-from router.core import Candidate, Demand
+from router.core import Candidate, Demand, Replica
 from router.routing.policy import Unit
 
 
@@ -15,7 +15,7 @@ class Lowest:
     """The lowest cost; ties to fewer cached blocks, then the least recently used, then at random.
 
     Costs within `tie_s` seconds of the lowest are ties. None takes half of the smallest difference that is real: the
-    prefill of one KV block at the fastest candidate, or the drag of one running request, whichever is less. So idle
+    prefill of one KV block at that replica, or the drag of one running request there, whichever is less. So idle
     replicas tie for a fresh conversation, and one cached block or one running request more decides.
     """
 
@@ -28,11 +28,20 @@ class Lowest:
             raise ValueError("tie_s must not be negative")
 
     def pick(self, demand: Demand, candidates: Sequence[Candidate], costs: Sequence[float]) -> int:
-        limit = min(costs) + (_half_step_s(demand, candidates) if self.tie_s is None else self.tie_s)
+        lowest = min(costs)
+        tie_s = self.tie_s
+        if tie_s is None:
+            tie_s = _half_step_s(demand, candidates[costs.index(lowest)].replica)
+        limit = lowest + tie_s
         tied = [index for index, cost in enumerate(costs) if cost <= limit]
-        ranks = {index: _coldness(candidates[index]) for index in tied}
-        coldest = min(ranks.values())
-        return self.random.choice([index for index in tied if ranks[index] == coldest])
+        return tied[0] if len(tied) == 1 else self._coldest(tied, candidates)
+
+    def _coldest(self, tied: list[int], candidates: Sequence[Candidate]) -> int:
+        ranks = [(candidates[index].cached_blocks, candidates[index].replica.last_used) for index in tied]
+        coldest = min(ranks)
+        if ranks.count(coldest) == 1:
+            return tied[ranks.index(coldest)]
+        return self.random.choice([index for index, rank in zip(tied, ranks, strict=True) if rank == coldest])
 
 
 @dataclass(eq=False, slots=True)
@@ -82,11 +91,5 @@ class PowerOfTwo:
         return min(drawn, key=lambda index: candidates[index].replica.in_flight)
 
 
-def _half_step_s(demand: Demand, candidates: Sequence[Candidate]) -> float:
-    fastest = max(candidate.replica.prefill_tokens_per_s for candidate in candidates)
-    drag_s = min(candidate.replica.decode_drag_s for candidate in candidates)
-    return 0.5 * min(demand.prompt.block_size / fastest, drag_s)
-
-
-def _coldness(candidate: Candidate) -> tuple[int, float]:
-    return candidate.cached_blocks, candidate.replica.last_used
+def _half_step_s(demand: Demand, replica: Replica) -> float:
+    return 0.5 * min(demand.prompt.block_size / replica.prefill_tokens_per_s, replica.decode_drag_s)

@@ -5,9 +5,10 @@ Scorers speak one of two units, and a policy is of one: costs in seconds are add
 weight. A second is not worth any number of shares, so the two are never mixed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import reduce
 
 from router.core import Candidate, Decision, Demand
 from router.ports import Filter, Picker, Scorer
@@ -46,35 +47,40 @@ class FilterScorePick:
             raise ValueError(f'policy "{self.name}": its picker needs scorers in {weighs}')
 
     def decide(self, demand: Demand, candidates: Sequence[Candidate]) -> Decision | None:
-        kept = [each for each in candidates if all(rule.keep(demand, each) for rule in self.filters)]
-        if not kept:
+        for rule in self.filters:
+            candidates = rule.keep(demand, candidates)
+        if not candidates:
             return None
-        scores = {part.name: part.scorer.score(demand, kept) for part in self.scorers}
-        chosen = self.picker.pick(demand, kept, self._costs(scores, len(kept)))
-        return self._decision(demand, kept[chosen], {name: column[chosen] for name, column in scores.items()})
+        scores = [part.scorer.score(demand, candidates) for part in self.scorers]
+        chosen = self.picker.pick(demand, candidates, self._costs(scores, len(candidates)))
+        return self._decision(demand, candidates[chosen], scores, chosen)
 
-    def _costs(self, scores: Mapping[str, Sequence[float]], num_kept: int) -> list[float]:
+    def _costs(self, scores: Sequence[Sequence[float]], num_candidates: int) -> Sequence[float]:
         """One lower-is-better number per candidate; all zero where the picker goes by something else."""
         if self.unit is None:
-            return [0.0] * num_kept
+            return [0.0] * num_candidates
         if self.unit is Unit.SECONDS:
-            return [sum(row) for row in zip(*scores.values(), strict=True)]
+            return reduce(_added, scores)
         weights = [part.weight for part in self.scorers]
         total = sum(weights)
         return [
             1.0 - sum(weight * share for weight, share in zip(weights, row, strict=True)) / total
-            for row in zip(*scores.values(), strict=True)
+            for row in zip(*scores, strict=True)
         ]
 
-    def _decision(self, demand: Demand, chosen: Candidate, scores: Mapping[str, float]) -> Decision:
+    def _decision(self, demand: Demand, chosen: Candidate, scores: Sequence[Sequence[float]], index: int) -> Decision:
         return Decision(
             replica=chosen.replica,
             policy=self.name,
             matched_tokens=chosen.matched_tokens,
             uncached_tokens=demand.prompt.num_tokens - chosen.matched_tokens,
             expected_wait_s=chosen.replica.expected_wait_s,
-            scores=scores,
+            scores={part.name: column[index] for part, column in zip(self.scorers, scores, strict=True)},
         )
+
+
+def _added(some: Sequence[float], more: Sequence[float]) -> list[float]:
+    return [a + b for a, b in zip(some, more, strict=True)]
 
 
 def _common_unit(name: str, scorers: Sequence[NamedScorer]) -> Unit | None:

@@ -10,9 +10,8 @@ from router.ports import Filter, Picker, Scorer
 from router.routing.filters import HasAdapter, HasRoom, NotTried
 from router.routing.pickers import AtRandom, Lowest, LowestRandomTies, PowerOfTwo, RoundRobin
 from router.routing.policy import FilterScorePick, NamedScorer
-from router.routing.scorers.prefill import Prefill
+from router.routing.scorers.first_token import FirstToken
 from router.routing.scorers.requests import Requests
-from router.routing.scorers.wait import Wait
 
 DEFAULT = "pointsman"
 
@@ -37,7 +36,7 @@ class Recipe:
 
 PRESETS: Mapping[str, Recipe] = {
     # Cost in seconds: what the cache saves against the wait there, replica by replica.
-    DEFAULT: Recipe(picker=Part("lowest"), scorers=(Part("wait"), Part("prefill"))),
+    DEFAULT: Recipe(picker=Part("lowest"), scorers=(Part("first-token"),)),
     "round-robin": Recipe(picker=Part("round-robin")),
     "random": Recipe(picker=Part("random")),
     "least-request": Recipe(picker=Part("lowest-random-ties"), scorers=(Part("requests"),)),
@@ -60,7 +59,7 @@ def open_parts() -> Parts:
         filters=open_registry(
             "filter", "keep", {"not-tried": NotTried, "has-room": HasRoom, "has-adapter": HasAdapter}
         ),
-        scorers=open_registry("scorer", "score", {"wait": Wait, "prefill": Prefill, "requests": Requests}),
+        scorers=open_registry("scorer", "score", {"first-token": FirstToken, "requests": Requests}),
         pickers=open_registry(
             "picker",
             "pick",

@@ -38,10 +38,18 @@ class Journal:
         self._metrics.duration.observe(usage.total_s, (model,))
         if usage.first_token_s is not None:
             self._metrics.first_byte.observe(usage.first_token_s, (model,))
-        for kind, count in _counts(usage).items():
-            self._metrics.tokens.add((model, kind), count)
+        self._count_tokens(model, usage)
         if self._is_logging:
             self._logger.info("request", extra={"fields": _fields(request, lease, status, usage, outcome)})
+
+    def _count_tokens(self, model: str, usage: Usage) -> None:
+        tokens = self._metrics.tokens
+        if usage.prompt_tokens is not None:
+            tokens.add((model, "prompt"), usage.prompt_tokens)
+        if usage.cached_tokens is not None:
+            tokens.add((model, "cached"), usage.cached_tokens)
+        if usage.output_tokens is not None:
+            tokens.add((model, "output"), usage.output_tokens)
 
 
 def _counts(usage: Usage) -> dict[str, int]:

@@ -30,6 +30,5 @@ def open_log(level: str) -> logging.Logger:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logger.handlers[:] = [handler]
-    logger.propagate = False
     logger.setLevel(level.upper())
     return logger

@@ -13,6 +13,7 @@ from router import openai
 from router.core import Request, Surface
 from router.errors import InvalidRequest, MethodNotAllowed, PointsmanError, UnknownRoute
 from router.headers import request_id
+from router.heads import KnownHeads, learn_request
 from router.ports import Clock
 from router.transports.loan import Loan
 from router.transports.reader import Message, Refusal, RequestReader
@@ -63,14 +64,9 @@ class DataPort:
         self.refused = refused
         self.clock = clock
         self.limits = limits
+        self.loop = asyncio.get_running_loop()
+        self.known = KnownHeads(learn_request)
         self.connections: set[ClientConnection] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, request: Request, reply: HttpReply) -> None:
-        """Serve a request in a task of this port's."""
-        task = asyncio.get_running_loop().create_task(self.handle(request, reply))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def sweep(self) -> None:
         """Close connections that are too slow or idle for too long. Called about once a second."""
@@ -80,19 +76,21 @@ class DataPort:
 
     async def close(self) -> None:
         """Cancel what is still served, and close every connection."""
-        for task in self._tasks:
+        serving = [connection.serving for connection in self.connections if connection.serving is not None]
+        for task in serving:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*serving, return_exceptions=True)
         for connection in list(self.connections):
             connection.close()
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client. `_reply` or `_loan` is what it is busy with; `_since` is when it last changed what it does."""
+    """One client. `serving` (with its reply) or a loan is what it is busy with; `_since` is when that last changed."""
 
     def __init__(self, port: DataPort) -> None:
         self._port = port
-        self._reader = RequestReader(port.limits.max_body_bytes, self._on_expect)
+        self._reader = RequestReader(port.limits.max_body_bytes, self._on_expect, port.known)
+        self.serving: asyncio.Task[None] | None = None
         self._reply: HttpReply | None = None
         self._loan: Loan | None = None
         self._is_busy = self._is_lingering = False
@@ -109,14 +107,16 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_lingering:
             return
-        was_mid_message = self._reader.is_mid_message
-        self._reader.feed(data)
-        if not was_mid_message or not self._reader.is_in_head:
+        reader = self._reader
+        was_mid_message = reader.is_mid_message
+        reader.feed(data)
+        if not was_mid_message or not reader.is_in_head:
             self._since = self._port.clock()
-        self._serve_next()
-        if not self._is_free and self._is_backlog_full:
-            self._is_reading_paused = True
-            self._transport.pause_reading()
+        if reader.waiting:
+            self._serve_next()
+            if reader.waiting and self._is_backlog_full:
+                self._is_reading_paused = True
+                self._transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._port.connections.discard(self)
@@ -183,27 +183,26 @@ class ClientConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _serve(self, message: Message) -> None:
-        surface = _SURFACES.get(message.path)
+        head, port = message.head, self._port
+        surface = _SURFACES.get(head.path)
         self._is_busy = True
-        if surface is None and message.path.startswith("/"):
+        if surface is None and head.path.startswith("/"):
             self._lend(message)
             return
         try:
-            request = _request(message, surface, self._port.clock(), self._port.limits.request_timeout_s)
+            request = _request(message, surface, port.clock(), port.limits.request_timeout_s)
         except PointsmanError as error:
             self._answer(message, error)
             return
-        self._reply = self._new_reply(message)
-        self._port.start(request, self._reply)
+        self._reply = HttpReply(
+            self._transport, self._free, keeps_alive=head.keeps_alive, is_http10=head.version == "1.0"
+        )
+        self.serving = port.loop.create_task(port.handle(request, self._reply))
 
     def _lend(self, message: Message) -> None:
         if self._loan is None:
             self._loan = Loan(self._transport, self._port.open_web, self._free)
         self._loan.lend(message)
-
-    def _new_reply(self, message: Message) -> HttpReply:
-        is_http10 = message.version == "1.0"
-        return HttpReply(self._transport, self._free, keeps_alive=message.keeps_alive, is_http10=is_http10)
 
     def _free(self, may_go_on: bool) -> None:
         """The answer is written: on to the next request, or the end."""
@@ -218,12 +217,13 @@ class ClientConnection(asyncio.Protocol):
     def _answer(self, message: Message, error: PointsmanError) -> None:
         """A whole request that is wrong: the connection goes on, with the next turn of `_serve_next`'s loop."""
         self._port.refused(error.status)
-        answer = _error_answer(error, request_id(message.headers), message.keeps_alive)
-        if message.method == "HEAD":
+        head = message.head
+        answer = _error_answer(error, request_id(head.headers), head.keeps_alive)
+        if head.method == "HEAD":
             answer = answer[: answer.index(b"\r\n\r\n") + 4]
         self._transport.write(answer)
         self._is_busy = False
-        if not message.keeps_alive:
+        if not head.keeps_alive:
             self._transport.close()
 
     def _refuse(self, error: PointsmanError) -> None:
@@ -242,13 +242,14 @@ class ClientConnection(asyncio.Protocol):
 
 
 def _request(message: Message, surface: Surface | None, now: float, timeout_s: float) -> Request:
+    head = message.head
     if surface is None:
-        raise UnknownRoute(f"There is no route {message.method} {message.path}: a path begins with a slash.")
-    if message.method != "POST":
-        raise MethodNotAllowed(f"{message.path} takes POST, not {message.method}.")
+        raise UnknownRoute(f"There is no route {head.method} {head.path}: a path begins with a slash.")
+    if head.method != "POST":
+        raise MethodNotAllowed(f"{head.path} takes POST, not {head.method}.")
     fields = openai.peek(message.body, surface)
     return Request(
-        id=request_id(message.headers),
+        id=request_id(head.headers),
         surface=surface,
         model=fields.model,
         body=message.body,
@@ -260,7 +261,7 @@ def _request(message: Message, surface: Surface | None, now: float, timeout_s: f
         template_options=fields.template_options,
         cache_salt=fields.cache_salt,
         priority=fields.priority or 0,
-        headers=message.headers,
+        headers=head.headers,
     )
 
 
@@ -271,4 +272,4 @@ def _error_answer(error: PointsmanError, id: str, keeps_alive: bool) -> bytes:
         fields.append(("allow", "POST"))
     if not keeps_alive:
         fields.append(("connection", "close"))
-    return encode_head(error.status, fields) + body
+    return encode_head(error.status, tuple(fields)) + b"\r\n" + body

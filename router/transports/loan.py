@@ -36,7 +36,7 @@ class Loan(asyncio.Transport):
             self._handler = self._open_handler()
             self._handler.connection_made(self)
         self._tracker = httptools.HttpResponseParser(self)
-        self._is_head_request = message.method == "HEAD"
+        self._is_head_request = message.head.method == "HEAD"
         self._handler.data_received(_request_bytes(message))
 
     def lost(self, error: Exception | None) -> None:
@@ -107,8 +107,8 @@ class Loan(asyncio.Transport):
 
 def _request_bytes(message: Message) -> bytes:
     """The request with one framing, whatever it came in."""
-    dropped = ("content-length", "transfer-encoding", "expect", "upgrade")
-    head = b"%s %s HTTP/%s\r\n" % (message.method.encode(), message.target, message.version.encode())
-    lines = [f"{name}: {value}\r\n" for name, value in message.headers if name not in dropped]
+    head, dropped = message.head, ("content-length", "transfer-encoding", "expect", "upgrade")
+    line = b"%s %s HTTP/%s\r\n" % (head.method.encode(), head.target, head.version.encode())
+    lines = [f"{name}: {value}\r\n" for name, value in head.headers if name not in dropped]
     lines.append(f"content-length: {len(message.body)}\r\n\r\n")
-    return head + "".join(lines).encode("latin-1") + message.body
+    return line + "".join(lines).encode("latin-1") + message.body

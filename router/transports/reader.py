@@ -7,10 +7,10 @@ same read are still answered, so both wait in one line.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import httptools
 
-from router.core import Headers
 from router.errors import (
     BodyTooLarge,
     HeadTooLarge,
@@ -19,25 +19,17 @@ from router.errors import (
     PointsmanError,
     UnsupportedEncoding,
 )
+from router.heads import KnownHeads, RequestHead, path_of, without_length
 
 # Of a head, and of trailers or chunk extensions between two pieces of a body.
 MAX_HEAD_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One request as received. `target` is the raw request target; header names are lower case."""
+class Message(NamedTuple):
+    """One request as received."""
 
-    method: str
-    target: bytes
-    version: str
-    headers: Headers
+    head: RequestHead
     body: bytes
-    keeps_alive: bool
-
-    @property
-    def path(self) -> str:
-        return self.target.split(b"?", 1)[0].decode("latin-1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +40,15 @@ class Refusal:
 class RequestReader:
     """Feed it what the socket brings; take from `waiting`. `on_expect` is called when a client awaits 100 Continue."""
 
-    def __init__(self, max_body_bytes: int, on_expect: Callable[[], None]) -> None:
+    def __init__(self, max_body_bytes: int, on_expect: Callable[[], None], known: KnownHeads[RequestHead]) -> None:
         self.waiting: deque[Message | Refusal] = deque()
         self.is_mid_message = False
         self._max_body_bytes = max_body_bytes
         self._on_expect = on_expect
+        self._known = known
+        self._known_head: RequestHead | None = None
+        self._num_missing_bytes = 0
+        self._pieces: list[bytes] = []
         self._is_broken = False
         self._begin_stream()
 
@@ -66,8 +62,35 @@ class RequestReader:
         return sum(len(item.body) for item in self.waiting if isinstance(item, Message))
 
     def feed(self, data: bytes) -> None:
-        if self._is_broken:
-            return
+        if self._known_head is not None:
+            data = self._feed_body(self._known_head, data)
+        while data and not self.is_mid_message and not self._is_broken:
+            found = self._known.find(data)
+            if found is None or found.length > self._max_body_bytes:
+                break
+            self.is_mid_message = self._is_head_seen = True
+            self._known_head, self._num_missing_bytes, self._pieces = found.head, found.length, []
+            data = self._feed_body(found.head, data[found.body_at :])
+        if data and not self._is_broken:
+            self._feed_parser(data)
+
+    def _feed_body(self, head: RequestHead, data: bytes) -> bytes:
+        """Body bytes behind a known head; what is left over belongs to the next request."""
+        missing = self._num_missing_bytes
+        if len(data) < missing:
+            self._pieces.append(data)
+            self._num_missing_bytes = missing - len(data)
+            return b""
+        rest = data[missing:]
+        body = data[:missing] if rest else data
+        if self._pieces:
+            body = b"".join((*self._pieces, body))
+        self._known_head = None
+        self.is_mid_message = self._is_head_seen = False
+        self.waiting.append(Message(head, body))
+        return rest
+
+    def _feed_parser(self, data: bytes) -> None:
         self._overhead_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -85,7 +108,7 @@ class RequestReader:
         self._is_head_seen = False
         self._target = b""
         self._headers: list[tuple[str, str]] = []
-        self._pieces: list[bytes] = []
+        self._pieces = []
         self._num_body_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -115,9 +138,15 @@ class RequestReader:
         if self._is_broken or self._is_upgrade_with_body():
             return
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        method, version = self._parser.get_method().decode("latin-1"), self._parser.get_http_version()
-        keeps_alive = bool(self._parser.should_keep_alive())
-        self.waiting.append(Message(method, self._target, version, self._headers, body, keeps_alive))
+        head = RequestHead(
+            method=self._parser.get_method().decode("latin-1"),
+            target=self._target,
+            version=self._parser.get_http_version(),
+            headers=without_length(self._headers),
+            keeps_alive=bool(self._parser.should_keep_alive()),
+            path=path_of(self._target),
+        )
+        self.waiting.append(Message(head, body))
         self._is_head_seen = False
 
     # the rest
@@ -176,4 +205,4 @@ class RequestReader:
             head += "".join(f"{name}: {value}\r\n" for name, value in kept).encode("latin-1") + b"\r\n"
             rest = head + rest
         if rest:
-            self.feed(rest)
+            self._feed_parser(rest)

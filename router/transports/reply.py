@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import lru_cache
 from http import HTTPStatus
 
 from router.core import Headers, Outcome
@@ -11,10 +12,14 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus}
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
+@lru_cache(maxsize=1024)
 def encode_head(status: int, headers: Headers) -> bytes:
-    """Status line and headers, ending in the empty line."""
-    lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}", *(f"{name}: {value}" for name, value in headers)]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
+    """Status line and headers, without the empty line that ends them."""
+    return f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}\r\n".encode() + encode_fields(headers)
+
+
+def encode_fields(headers: Headers) -> bytes:
+    return "".join([f"{name}: {value}\r\n" for name, value in headers]).encode("latin-1", "replace")
 
 
 class HttpReply:
@@ -47,25 +52,29 @@ class HttpReply:
     def bind(self, flow: Flow) -> None:
         self._flow = flow
 
-    def head(self, status: int, headers: Headers) -> None:
-        if not any(name == "content-length" for name, _ in headers):
-            self._is_chunked = not self._is_http10
-            self._keeps_alive = self._keeps_alive and self._is_chunked
-            headers = [*headers, ("transfer-encoding", "chunked")] if self._is_chunked else headers
+    def head(self, status: int, headers: Headers, own: Headers = (), length: int | None = None) -> None:
+        self._is_chunked = length is None and not self._is_http10
+        self._keeps_alive = self._keeps_alive and (length is not None or self._is_chunked)
+        pieces = [encode_head(status, headers), encode_fields(own)]
+        if length is not None:
+            pieces.append(b"content-length: %d\r\n" % length)
+        elif self._is_chunked:
+            pieces.append(b"transfer-encoding: chunked\r\n")
         if not self._keeps_alive:
-            headers = [*headers, ("connection", "close")]
+            pieces.append(b"connection: close\r\n")
         elif self._is_http10:
-            headers = [*headers, ("connection", "keep-alive")]
-        self._head = encode_head(status, headers)
+            pieces.append(b"connection: keep-alive\r\n")
+        pieces.append(b"\r\n")
+        self._head = b"".join(pieces)
 
-    def write(self, payload: bytes) -> None:
+    def write(self, payload: bytes, framed: bytes | None = None) -> None:
         if self._transport is None or not payload:
             return
-        pieces = [b"%x\r\n" % len(payload), payload, b"\r\n"] if self._is_chunked else [payload]
+        if self._is_chunked:
+            payload = framed or b"%x\r\n%b\r\n" % (len(payload), payload)
         if self._head is not None:
-            pieces.insert(0, self._head)
-            self._head = None
-        self._transport.writelines(pieces)
+            payload, self._head = self._head + payload, None
+        self._transport.write(payload)
 
     def end(self, outcome: Outcome, *, is_complete: bool) -> None:
         transport, self._transport = self._transport, None

@@ -122,7 +122,7 @@ async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception:
         request.app.logger.exception("a page failed")
         response = _error(PointsmanError("The router failed to serve this request."))
-    response.headers["x-request-id"] = headers.request_id([(k.lower(), v) for k, v in request.headers.items()])
+    response.headers["x-request-id"] = headers.request_id(tuple((k.lower(), v) for k, v in request.headers.items()))
     return response
 
 

@@ -11,10 +11,12 @@ import ssl
 from collections import deque
 from urllib.parse import urlsplit
 
-from router.core import Attempt, Replica
+from router.core import Attempt
 from router.errors import ConnectFailed
+from router.heads import KnownHeads, learn_answer
 from router.ports import Clock, Sink
-from router.upstream.connection import Connection, HttpExchange
+from router.upstream.connection import Connection
+from router.upstream.exchange import HttpExchange
 
 # Engines behind uvicorn close idle connections after 5 s: we let go first.
 IDLE_S = 3.9
@@ -27,15 +29,27 @@ class HttpUpstream:
         self._clock = clock
         self._idle_s = idle_s
         self._max_idle = max_idle
+        self._known = KnownHeads(learn_answer)
+        self._context: ssl.SSLContext | None = None
         self._idle: dict[str, deque[Connection]] = {}
         self._open: set[Connection] = set()
         self._resends: set[asyncio.Task[None]] = set()
 
+    def open_now(self, attempt: Attempt, sink: Sink) -> HttpExchange | None:
+        """See `ports.Upstream`."""
+        pooled = self._reuse(attempt.replica.id)
+        if pooled is None:
+            return None
+        exchange = HttpExchange(attempt, sink, self._resend_soon)
+        exchange.start(pooled, is_reused=True)
+        return exchange
+
     async def open(self, attempt: Attempt, sink: Sink) -> HttpExchange:
         """Send the attempt on a pooled or new connection. Raises ConnectFailed."""
-        exchange = HttpExchange(attempt, sink, self._resend_soon)
-        pooled = self._reuse(attempt.replica)
-        exchange.start(pooled or await self._connect(attempt), is_reused=pooled is not None)
+        exchange = self.open_now(attempt, sink)
+        if exchange is None:
+            exchange = HttpExchange(attempt, sink, self._resend_soon)
+            exchange.start(await self._connect(attempt), is_reused=False)
         return exchange
 
     async def close(self) -> None:
@@ -56,12 +70,12 @@ class HttpUpstream:
         """A fresh connection to the attempt's replica. Raises ConnectFailed."""
         url = urlsplit(attempt.replica.spec.url)
         loop = asyncio.get_running_loop()
-        context = ssl.create_default_context() if url.scheme == "https" else None
+        context = await self._ssl_context() if url.scheme == "https" else None
         port = url.port or (443 if context else 80)
         try:
             async with asyncio.timeout(attempt.connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(attempt.replica.id, self._keep, self._forget),
+                    lambda: Connection(attempt.replica.id, self._known, self._keep, self._forget),
                     url.hostname or "",
                     port,
                     ssl=context,
@@ -72,6 +86,12 @@ class HttpUpstream:
             raise ConnectFailed(f"The replica cannot be reached: {error.strerror or error}.") from error
         self._open.add(connection)
         return connection
+
+    async def _ssl_context(self) -> ssl.SSLContext:
+        """Made once, and in a thread: it reads the system's certificates."""
+        if self._context is None:
+            self._context = await asyncio.to_thread(ssl.create_default_context)
+        return self._context
 
     def _resend_soon(self, exchange: HttpExchange) -> None:
         """Start the exchange again on a fresh connection, in a task of ours."""
@@ -87,9 +107,9 @@ class HttpUpstream:
             return
         exchange.start(connection, is_reused=False)
 
-    def _reuse(self, replica: Replica) -> Connection | None:
+    def _reuse(self, replica_id: str) -> Connection | None:
         """The connection that was used last: the others may age and close."""
-        idle = self._idle.get(replica.id)
+        idle = self._idle.get(replica_id)
         while idle:
             connection = idle.pop()
             if connection.is_usable and self._clock() - connection.idle_since < self._idle_s:

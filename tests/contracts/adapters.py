@@ -17,7 +17,7 @@ from router.core import ReplicaSpec
 from router.transports.http import ClientConnection, DataPort, PortLimits
 from router.transports.web import Views, data_routes
 from router.upstream.http import HttpUpstream
-from tests.contracts.hostile import SMALL_BUFFER_BYTES, HostileReplica, Script, hostile_replica
+from tests.contracts.hostile import DONE, SMALL_BUFFER_BYTES, HostileReplica, Script, hostile_replica
 from tests.fakes import Station, until
 from tests.router.nouns import FakeClock
 
@@ -38,10 +38,18 @@ class Answer:
 
     @property
     def error(self) -> Mapping[str, object]:
-        """The error object of an error answer, after a check of its shape."""
-        error = json.loads(self.body)["error"]
-        assert set(error) == {"message", "type", "param", "code"}
-        return cast(Mapping[str, object], error)
+        """The error object of an error answer."""
+        return _error_object(self.payload)
+
+    def error_behind(self, *events: bytes) -> Mapping[str, object]:
+        """The error event of a stream that has these events before it, comments aside, [DONE] and a proper end after
+        it, and no finish_reason."""
+        assert (self.status, self.is_complete) == (200, True)
+        assert b"finish_reason" not in self.payload
+        told = [each for each in self.payload.split(b"\n\n") if each and not each.startswith(b":")]
+        *content, error, done = (each + b"\n\n" for each in told)
+        assert (b"".join(content), done) == (b"".join(events), DONE)
+        return _error_object(error.removeprefix(b"data: "))
 
 
 class HttpClient(asyncio.Protocol):
@@ -57,7 +65,10 @@ class HttpClient(asyncio.Protocol):
 
     def ask(self, *headers: tuple[str, str], **fields: object) -> None:
         """A chat request."""
-        self.send(chat_request(chat_body(**fields), *headers))
+        self.ask_with(chat_body(**fields), *headers)
+
+    def ask_with(self, body: bytes, *headers: tuple[str, str]) -> None:
+        self.send(chat_request(body, *headers))
 
     async def answer(self, number: int = 0) -> Answer:
         """The answer of that number, once it is at its end, however it ends."""
@@ -227,6 +238,12 @@ def chat_request(body: bytes, *headers: tuple[str, str], version: str = "1.1") -
     fields = [("Host", "router"), ("Content-Type", "application/json"), ("Content-Length", str(len(body))), *headers]
     lines = [f"POST /v1/chat/completions HTTP/{version}", *(f"{name}: {value}" for name, value in fields)]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+def _error_object(payload: bytes) -> Mapping[str, object]:
+    error = json.loads(payload)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return cast(Mapping[str, object], error)
 
 
 def _views(station: Station) -> Views:

@@ -60,6 +60,13 @@ class Call:
         self.head(status, ("Content-Type", "application/json"), length, *headers)
         self.raw(payload)
 
+    def whole(self, num_bytes: int) -> None:
+        """The head of a JSON answer of that length; `part` sends some of it."""
+        self.head(200, ("Content-Type", "application/json"), ("Content-Length", str(num_bytes)))
+
+    def part(self, payload: bytes) -> None:
+        self.raw(payload)
+
     def stream(self) -> None:
         """The head of an SSE answer in chunks."""
         self.head(200, ("Content-Type", "text/event-stream; charset=utf-8"), ("Transfer-Encoding", "chunked"))
@@ -84,11 +91,11 @@ class Call:
 
 class Script:
     """What happens on the replicas of one test: each request becomes a `Call`, in the order in which they come,
-    answered by the next of `script`, then by `otherwise`, else by the test itself."""
+    answered by the next of `queue`, then by `otherwise`, else by the test itself."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.script: deque[Behaviour] = deque()
+        self.queue: deque[Behaviour] = deque()
         self.otherwise: Behaviour | None = None
 
     async def call(self, number: int = 0) -> Call:
@@ -98,7 +105,7 @@ class Script:
 
     def came(self, call: Call) -> None:
         self.calls.append(call)
-        behaviour = self.script.popleft() if self.script else self.otherwise
+        behaviour = self.queue.popleft() if self.queue else self.otherwise
         if behaviour is not None:
             behaviour(call)
 

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.core import Candidate, Decision, Demand, Outcome
+from router.core import Candidate, Decision, Demand
 from tests.contracts.conftest import Rigs
-from tests.contracts.hostile import Behaviour, answers, says
-from tests.fakes import until
+from tests.contracts.hostile import answers
 
 SHAPES: dict[str, tuple[object, str]] = {
     "openai": ({"error": {"message": "bad", "type": "invalid_request_error", "param": None, "code": None}}, "bad"),
@@ -39,6 +38,16 @@ async def test_an_error_of_any_shape_is_normalised_with_its_status(rigs: Rigs, s
     assert isinstance(answer.error["type"], str)
 
 
+async def test_an_option_that_the_engine_does_not_support_is_a_400_that_names_it(rigs: Rigs) -> None:
+    """The fault: options that are dropped on the way, or ignored without a word."""
+    rig = await rigs.open()
+    words = {"message": "`best_of` is not supported", "type": "invalid_request_error", "param": "best_of", "code": None}
+    rig.script.otherwise = answers({"error": words}, 400)
+    answer = await (await rig.ask(best_of=3)).answer()
+    assert b'"best_of": 3' in rig.script.calls[0].body
+    assert (answer.status, answer.error) == (400, words)
+
+
 async def test_an_error_names_the_replica_and_the_request(rigs: Rigs) -> None:
     rig = await rigs.open()
     rig.script.otherwise = answers({}, 400)
@@ -53,54 +62,6 @@ async def test_an_endless_error_body_is_cut_at_a_bound(rigs: Rigs) -> None:
     answer = await (await rig.ask()).answer()
     assert len(answer.payload) < 70_000
     assert str(answer.error["message"]).startswith("xxx")
-
-
-NONSENSE: dict[str, Behaviour] = {
-    "no HTTP": says(b"SSH-2.0-OpenSSH_9.2\r\n"),
-    "no status": says(b"HTTP/1.1 OK\r\n\r\n"),
-    "binary": says(bytes(range(256))),
-    "a length that is no number": says(b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n"),
-    "two lengths": says(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}"),
-    "a switch of protocol": says(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"),
-    "a head without end": says(b"HTTP/1.1 200 OK\r\n" + b"x-y: " + b"z" * 70_000 + b"\r\n"),
-}
-
-
-@pytest.mark.parametrize("nonsense", NONSENSE)
-async def test_nonsense_is_a_502_and_the_next_request_is_served(rigs: Rigs, nonsense: str) -> None:
-    rig = await rigs.open(num_replicas=1)
-    rig.script.script.append(NONSENSE[nonsense])
-    client = await rig.ask()
-    answer = await client.answer()
-    assert answer.status == 502
-    assert answer.error["code"] == "replica_bad_answer"
-    assert "replica" in str(answer.error["message"])
-    await until(lambda: rig.script.calls[0].is_dropped)
-    assert rig.station.outcomes == [Outcome.UPSTREAM_FAILED]
-    rig.script.otherwise = answers({"id": 1})
-    client.ask()
-    assert (await client.answer(1)).payload == b'{"id": 1}'
-
-
-async def test_a_body_shorter_than_its_length_is_cut(rigs: Rigs) -> None:
-    rig = await rigs.open(num_replicas=1)
-    rig.script.otherwise = says(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}", then_closes=True)
-    answer = await (await rig.ask()).answer()
-    assert answer.is_cut
-    await rig.until_idle()
-    assert rig.station.outcomes == [Outcome.CUT_MID_STREAM]
-
-
-async def test_what_is_longer_than_its_length_is_not_the_clients(rigs: Rigs) -> None:
-    """The rest would be taken for the head of the next answer on that connection: it is not used again."""
-    rig = await rigs.open(num_replicas=1)
-    rig.script.script.append(says(b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}{"id": "of somebody else"}'))
-    rig.script.otherwise = answers({"id": 1})
-    client = await rig.ask()
-    assert (await client.answer()).payload == b"{}"
-    await until(lambda: rig.script.calls[0].is_dropped)
-    client.ask()
-    assert (await client.answer(1)).payload == b'{"id": 1}'
 
 
 async def test_an_unknown_model_is_a_404_without_a_call(rigs: Rigs) -> None:

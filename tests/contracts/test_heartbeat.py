@@ -4,29 +4,14 @@ The fault: proxies between client and router drop a connection that is silent fo
 or in prefill gets its head and comments meanwhile. Its status is then spent: what goes wrong later is told in band.
 """
 
-import json
-
 from router.core import Outcome
 from router.relay import RelayTimes
-from tests.contracts.adapters import Answer
 from tests.contracts.conftest import Rigs
 from tests.contracts.hostile import DONE, event, streams
 from tests.fakes import turns, until
 
 TIMES = RelayTimes(heartbeat_after_s=10.0, heartbeat_interval_s=15.0)
 BEAT = b": waiting for a replica\n\n"
-
-
-def error_of(answer: Answer) -> dict[str, object]:
-    """The error event that ends a stream of nothing but comments."""
-    assert answer.status == 200
-    told = [each for each in answer.payload.split(b"\n\n") if each and not each.startswith(b":")]
-    assert told[-1] == b"data: [DONE]"
-    assert len(told) == 2
-    error = json.loads(told[0].removeprefix(b"data: "))["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert answer.is_complete
-    return dict(error)
 
 
 async def test_a_stream_queued_for_long_gets_a_head_a_comment_then_why_and_its_answer(rigs: Rigs) -> None:
@@ -106,7 +91,7 @@ async def test_an_error_after_an_early_head_is_told_in_band_in_the_replicas_word
     rig.tick(11.0)
     await client.read_until(BEAT)
     call.json({"error": {"message": "`temperature` is negative", "type": "invalid_request_error", "param": "t"}}, 400)
-    error = error_of(await client.answer())
+    error = (await client.answer()).error_behind()
     assert error["message"] == "`temperature` is negative"
     assert (error["type"], error["param"]) == ("invalid_request_error", "t")
     await rig.until_idle()
@@ -120,7 +105,7 @@ async def test_a_cut_after_an_early_head_is_told_in_band(rigs: Rigs) -> None:
     rig.tick(11.0)
     await client.read_until(BEAT)
     call.close()
-    assert error_of(await client.answer())["code"] == "replica_connection_lost"
+    assert (await client.answer()).error_behind()["code"] == "replica_connection_lost"
 
 
 async def test_an_answer_that_is_no_stream_after_an_early_head_is_told_in_band(rigs: Rigs) -> None:
@@ -130,7 +115,7 @@ async def test_an_answer_that_is_no_stream_after_an_early_head_is_told_in_band(r
     rig.tick(11.0)
     await client.read_until(BEAT)
     call.json({"id": 1})
-    assert error_of(await client.answer())["code"] == "replica_bad_answer"
+    assert (await client.answer()).error_behind()["code"] == "replica_bad_answer"
 
 
 async def test_a_deadline_after_an_early_head_is_told_in_band(rigs: Rigs) -> None:
@@ -140,6 +125,6 @@ async def test_a_deadline_after_an_early_head_is_told_in_band(rigs: Rigs) -> Non
     rig.tick(11.0)
     await client.read_until(BEAT)
     rig.tick(600.0)
-    assert error_of(await client.answer())["code"] == "deadline_exceeded"
+    assert (await client.answer()).error_behind()["code"] == "deadline_exceeded"
     await rig.until_idle()
     assert rig.station.outcomes == [Outcome.EXPIRED]

@@ -19,6 +19,12 @@ def plain(method: str, path: str, body: bytes = b"") -> bytes:
     return f"{method} {path} HTTP/1.1\r\nHost: router\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
+@pytest.fixture
+def reply() -> str:
+    """These cases are HTTP's own."""
+    return "http"
+
+
 # request -> status; each is answered in full, and the connection goes on.
 WRONG: dict[str, tuple[bytes, int]] = {
     "not JSON": (chat_request(b"{"), 400),
@@ -50,11 +56,31 @@ async def test_a_connection_goes_on_after_a_wrong_request(rigs: Rigs, wrong: str
     assert not client.is_closed
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stream": "yes"}, "stream"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_completion_tokens": 1.5}, "max_completion_tokens"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"model": None}, "model"),
+    ],
+)
+async def test_a_wrong_field_is_named(rigs: Rigs, fields: dict[str, object], param: str) -> None:
+    """The fault: options that are not understood, and ignored without a word."""
+    rig = await rigs.open()
+    answer = await (await rig.ask(**fields)).answer()
+    assert (answer.status, answer.error["param"]) == (400, param)
+    assert f"`{param}`" in str(answer.error["message"])
+    assert rig.script.calls == []
+
+
 @pytest.mark.parametrize("status", [400, 429, 500, 503])
 async def test_a_connection_goes_on_after_an_error_of_a_replica(rigs: Rigs, status: int) -> None:
     rig = await rigs.open(num_replicas=1)
     client = await rig.connect()
-    rig.script.script.append(answers({"error": "no"}, status))
+    rig.script.queue.append(answers({"error": "no"}, status))
     client.ask()
     assert (await client.answer()).status == status
     rig.station.clock.now += 60.0
@@ -65,7 +91,7 @@ async def test_a_connection_goes_on_after_an_error_of_a_replica(rigs: Rigs, stat
 
 async def test_a_connection_goes_on_after_an_error_in_band(rigs: Rigs) -> None:
     rig = await rigs.open()
-    rig.script.script.append(streams(event("a")))
+    rig.script.queue.append(streams(event("a")))
     client = await rig.ask(stream=True)
     assert b'"error"' in (await client.answer()).payload
     rig.script.otherwise = streams(event("b"), DONE)
@@ -77,7 +103,7 @@ async def test_pipelined_requests_are_answered_in_order(rigs: Rigs) -> None:
     rig = await rigs.open()
     client = await rig.connect()
     wrong, chat, stream = chat_request(b"{"), chat_request(chat_body()), chat_request(chat_body(stream=True))
-    rig.script.script.extend([answers({"id": 1}), streams(event("a"), DONE), answers({"id": 2})])
+    rig.script.queue.extend([answers({"id": 1}), streams(event("a"), DONE), answers({"id": 2})])
     client.send(chat + MODELS + wrong + stream + MODELS + chat)
     await client.answer(5)
     assert [answer.status for answer in client.answers] == [200, 200, 400, 200, 200, 200]

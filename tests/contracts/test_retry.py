@@ -37,7 +37,7 @@ async def test_a_refused_connection_goes_to_another_replica(rigs: Rigs) -> None:
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 async def test_a_fault_before_the_first_byte_goes_to_another_replica(rigs: Rigs, status: int, is_stream: bool) -> None:
     rig = await rigs.open()
-    rig.script.script.append(answers({}, status))
+    rig.script.queue.append(answers({}, status))
     rig.script.otherwise = streams(event("a"), DONE) if is_stream else answers({"id": 1})
     answer = await (await rig.ask(stream=is_stream)).answer()
     assert answer.status == 200
@@ -51,7 +51,7 @@ async def test_a_fault_before_the_first_byte_goes_to_another_replica(rigs: Rigs,
 @pytest.mark.parametrize("status", [429, 503])
 async def test_back_pressure_goes_to_another_replica_and_blames_none(rigs: Rigs, status: int) -> None:
     rig = await rigs.open()
-    rig.script.script.append(answers(OVERLOAD, status, ("Retry-After", "7")))
+    rig.script.queue.append(answers(OVERLOAD, status, ("Retry-After", "7")))
     rig.script.otherwise = answers({"id": 1})
     assert (await (await rig.ask()).answer()).status == 200
     first, second = asked(rig)
@@ -105,8 +105,8 @@ async def test_a_spent_retry_budget_ends_retries_and_requests_earn_it_anew(rigs:
     broken, good = answers({}, 500), answers({"id": 1})
     statuses = []
     for _ in range(6):  # 5 requests earn one retry: 0.2 each
-        rig.script.script.clear()
-        rig.script.script.append(broken)
+        rig.script.queue.clear()
+        rig.script.queue.append(broken)
         rig.script.otherwise = good
         statuses.append((await (await rig.ask()).answer()).status)
         for member in rig.station.registry._members.values():
@@ -116,7 +116,7 @@ async def test_a_spent_retry_budget_ends_retries_and_requests_earn_it_anew(rigs:
 
 async def test_the_second_attempt_sends_the_same_bytes(rigs: Rigs) -> None:
     rig = await rigs.open()
-    rig.script.script.append(answers({}, 500))
+    rig.script.queue.append(answers({}, 500))
     rig.script.otherwise = answers({"id": 1})
     client = await rig.ask(("X-Request-Id", "my-id"), user="é", unknown_field={"a": [1, 2.50]})
     await client.answer()

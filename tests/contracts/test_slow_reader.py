@@ -7,7 +7,7 @@ this process; the replica is paused meanwhile, and is not blamed for its silence
 from router.core import Outcome
 from tests.contracts.adapters import HttpClient
 from tests.contracts.conftest import Rig, Rigs
-from tests.contracts.hostile import DONE, Call, answers, event, streams
+from tests.contracts.hostile import DONE, Call, event, streams
 from tests.fakes import turns, until
 
 MOST_UNSENT_BYTES = 256 * 1024
@@ -106,24 +106,3 @@ async def test_a_slow_reader_holds_up_nobody_else(rigs: Rigs) -> None:
         quick = await rig.ask(stream=True)
         assert (await quick.answer()).payload == event("a") + DONE
     slow.leave()
-
-
-async def test_a_connection_whose_last_read_paused_it_serves_again(rigs: Rigs) -> None:
-    """An answer that fills the client's buffer in the very read that ends it must not leave its connection paused in
-    the pool: the next request on it would never be heard."""
-    rig = await rigs.open(num_replicas=1)
-    client = await rig.ask()
-    call = await rig.call()
-    client.stop_reading()
-    call.head(200, ("Content-Type", "application/json"), ("Transfer-Encoding", "chunked"))
-    while rig.replies.num_unsent < 62_000:
-        call.send(b"x" * 2000)
-        await turns(10)
-    call.raw(b"1f40\r\n" + b"x" * 8000 + b"\r\n0\r\n\r\n")
-    await until(lambda: not rig.station.relays)
-    assert rig.replies.num_unsent > 64 * 1024
-    client.read_on()
-    assert (await client.answer()).is_complete
-    rig.script.otherwise = answers({"id": 2})
-    assert (await (await rig.ask()).answer()).payload == b'{"id": 2}'
-    assert rig.replicas[0].num_accepted == 1

@@ -26,11 +26,11 @@ class Heard:
     payloads: list[bytes] = field(default_factory=list)
     error: UpstreamError | None = None
 
-    def on_head(self, status: int, headers: Headers) -> None:
+    def on_head(self, status: int, headers: Headers, length: int | None) -> None:
         self.words.append("head")
         self.status, self.headers = status, headers
 
-    def on_body(self, payload: bytes) -> None:
+    def on_body(self, payload: bytes, framed: bytes | None) -> None:
         self.words.append("body")
         self.payloads.append(payload)
 
@@ -62,8 +62,9 @@ class Bench:
     def attempt(self, spec: ReplicaSpec | None = None, body: bytes = b"{}") -> Attempt:
         return Attempt(
             replica=Replica(spec or self.replica.spec),
+            request_id="r",
             path="/v1/chat/completions",
-            headers=(("content-type", "application/json"), ("x-request-id", "r")),
+            headers=(("content-type", "application/json"), ("x-odd", "kept")),
             body=body,
             connect_timeout_s=5.0,
             first_byte_timeout_s=60.0,
@@ -88,6 +89,7 @@ async def test_a_request_reaches_the_replica_as_it_is(bench: Bench) -> None:
     call = await bench.script.call()
     assert (call.path, call.body) == ("/v1/chat/completions", body)
     assert (call.headers["content-type"], call.headers["x-request-id"]) == ("application/json", "r")
+    assert call.headers["x-odd"] == "kept"
 
 
 async def test_an_answer_is_heard_as_one_head_bodies_and_one_end(bench: Bench) -> None:
@@ -115,6 +117,24 @@ async def test_an_error_status_is_an_answer_like_any_other(bench: Bench) -> None
     await until(lambda: heard.is_over)
     assert (heard.status, heard.body, heard.words[-1]) == (503, b'{"error": "x"}', "end")
     assert ("retry-after", "3") in heard.headers
+
+
+async def test_what_needs_a_connection_is_not_sent_now(bench: Bench) -> None:
+    heard = Heard()
+    assert bench.upstreams.upstream.open_now(bench.attempt(), heard) is None
+    await turns()
+    assert (heard.words, bench.script.calls) == ([], [])
+
+
+async def test_what_has_a_connection_is_sent_now(bench: Bench) -> None:
+    bench.script.otherwise = answers({})
+    first, second = Heard(), Heard()
+    await bench.upstreams.upstream.open(bench.attempt(), first)
+    await until(lambda: first.is_over)
+    assert bench.upstreams.upstream.open_now(bench.attempt(body=b"[]"), second) is not None
+    await until(lambda: second.is_over)
+    assert second.words == ["head", "body", "end"]
+    assert [call.body for call in bench.script.calls] == [b"{}", b"[]"]
 
 
 async def test_a_replica_that_is_not_there_raises(bench: Bench) -> None:
@@ -157,8 +177,8 @@ async def test_after_an_abort_nothing_is_heard_and_the_replica_is_let_go_of(benc
 
 async def test_an_abort_from_within_the_sink_is_heeded_at_once(bench: Bench) -> None:
     class Leaver(Heard):
-        def on_head(self, status: int, headers: Headers) -> None:
-            super().on_head(status, headers)
+        def on_head(self, status: int, headers: Headers, length: int | None) -> None:
+            super().on_head(status, headers, length)
             exchange.abort()
 
     heard = Leaver()

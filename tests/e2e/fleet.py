@@ -63,8 +63,8 @@ class Fleet:
 
 
 @contextmanager
-def running(command: list[str], **environment: str) -> Iterator[Fleet]:
-    """Start it, wait for its screen, and stop it at the end."""
+def running(command: list[str], until: str = "Ctrl-C stops all of it", **environment: str) -> Iterator[Fleet]:
+    """Start it, wait for a line that says that it serves, and stop it at the end."""
     port, admin_port = free_ports(2)
     ports = {"POINTSMAN_PORT": str(port), "POINTSMAN_ADMIN_PORT": str(admin_port)}
     process = subprocess.Popen(
@@ -82,7 +82,7 @@ def running(command: list[str], **environment: str) -> Iterator[Fleet]:
     reader.start()
     fleet = Fleet(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", lines)
     try:
-        fleet.wait_line("Ctrl-C stops all of it", timeout_s=240.0)
+        fleet.wait_line(until, timeout_s=240.0)
         yield fleet
     finally:
         if process.poll() is None:

@@ -56,6 +56,17 @@ def test_only_full_blocks_are_hashed_and_a_prefix_keeps_its_hashes(
     assert block_hashes(ids + [1] * 40, block_size, adapter=adapter, salt=salt)[: len(hashes)] == hashes
 
 
+@given(tokens, block_sizes, names, names, st.integers(0, 4))
+def test_a_chain_goes_on_from_its_last_block(
+    ids: list[int], block_size: int, adapter: str | None, salt: str | None, num_before: int
+) -> None:
+    whole = block_hashes(ids, block_size, adapter=adapter, salt=salt)
+    num_before = min(num_before, len(whole))
+    parent = whole[num_before - 1] if num_before else None
+    rest = block_hashes(ids[num_before * block_size :], block_size, adapter=adapter, salt=salt, parent=parent)
+    assert rest == whole[num_before:]
+
+
 @given(tokens, block_sizes)
 def test_every_form_of_the_same_tokens_hashes_alike(ids: list[int], block_size: int) -> None:
     hashes = block_hashes(ids, block_size)

@@ -266,3 +266,9 @@ def _is_settings(node: ast.expr) -> bool:
 )
 def test_the_nearest_name_is_suggested(name: str, hint: str) -> None:
     assert config.nearest(name, ["host", "port", "policy"]) == hint
+
+
+@pytest.mark.parametrize(("number", "said"), [("0", "at least 1"), ("65", "at most 64")])
+def test_the_number_of_workers_has_bounds(tmp_path: Path, number: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"`workers` must be {said}"):
+        load(tmp_path, ["--workers", number])

@@ -66,7 +66,7 @@ class Desk:
         return self.upstream.exchanges[-1]
 
     def attempt(self, name: str) -> Attempt:
-        return Attempt(make_replica(name), "/v1/chat/completions", (), b"{}", 3.0, 30.0, 5.0)
+        return Attempt(make_replica(name), "r", "/v1/chat/completions", (), b"{}", 3.0, 30.0, 5.0)
 
     def lease(self, name: str) -> Lease:
         decision = Decision(make_replica(name), "test", 16, 48, 0.25, {})
@@ -225,6 +225,34 @@ async def test_a_client_that_was_slow_before_the_attempt_began_pauses_it(desk: D
     assert desk.upstream.exchanges[0].is_paused
     desk.relay.resume()
     assert not desk.upstream.exchanges[0].is_paused
+
+
+async def test_the_time_that_a_client_did_not_read_is_not_the_replicas_silence(desk: Desk) -> None:
+    exchange = await desk.carry()
+    exchange.head()
+    exchange.send(EVENT)
+    desk.relay.pause()
+    desk.tick(4.0)
+    desk.relay.resume()
+    desk.tick(4.0)
+    assert not exchange.is_aborted
+    desk.tick(2.0)
+    assert exchange.is_aborted
+
+
+async def test_an_attempt_on_an_idle_connection_waits_for_nothing(desk: Desk) -> None:
+    desk.upstream.has_idle = True
+    desk.upstream.may_connect.clear()
+    exchange = await desk.carry()
+    exchange.head()
+    exchange.send(EVENT)
+    assert (desk.reply.answer, desk.upstream.num_connecting) == (EVENT, 0)
+
+
+async def test_a_client_that_was_slow_before_pauses_an_attempt_on_an_idle_connection(desk: Desk) -> None:
+    desk.upstream.has_idle = True
+    desk.relay.pause()
+    assert (await desk.carry()).is_paused
 
 
 async def test_while_connecting_the_connect_timeout_rules_and_no_other(desk: Desk) -> None:

@@ -10,6 +10,17 @@ def join(line: Line[None], id: str, **fields: object) -> Waiter[None]:
     return line.join(make_demand(id, **fields), None, 0.0, sequence)  # type: ignore[arg-type]
 
 
+class Tries:
+    """A fleet without a free place: who was offered one."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+
+    def refuse(self, waiter: Waiter[None]) -> bool:
+        self.ids.append(waiter.demand.request.id)
+        return False
+
+
 def drain(line: Line[None], fits: Callable[[Waiter[None]], bool] = lambda _: True) -> list[str]:
     """Advance until nothing more moves; who was served, in order."""
     served: list[str] = []
@@ -55,18 +66,18 @@ def test_a_blocked_lane_costs_one_try_not_one_per_waiter() -> None:
     line: Line[None] = Line()
     for number in range(1000):
         join(line, str(number), arrived=float(number), adapter="x", sequence=number)
-    tries: list[str] = []
-    line.advance(lambda waiter: bool(tries.append(waiter.demand.request.id)))
-    assert tries == ["0"]
+    tries = Tries()
+    line.advance(tries.refuse)
+    assert tries.ids == ["0"]
 
 
 def test_a_head_without_limits_that_finds_no_place_ends_the_round() -> None:
     line: Line[None] = Line()
     join(line, "plain", arrived=0.0)
     join(line, "x", arrived=1.0, adapter="x")
-    tries: list[str] = []
-    assert not line.advance(lambda waiter: bool(tries.append(waiter.demand.request.id)))
-    assert tries == ["plain"]
+    tries = Tries()
+    assert not line.advance(tries.refuse)
+    assert tries.ids == ["plain"]
 
 
 def test_many_blocked_lanes_are_tried_in_bounded_rounds_until_each_had_its_turn() -> None:
@@ -140,7 +151,12 @@ def test_random_joins_leaves_and_places_keep_order_and_lose_nobody() -> None:
             blocked, num_places = random.choice([None, "x", "y"]), random.randrange(4)
             served: list[Waiter[None]] = []
 
-            def serve(waiter: Waiter[None], blocked=blocked, num_places=num_places, served=served) -> bool:
+            def serve(
+                waiter: Waiter[None],
+                blocked: str | None = blocked,
+                num_places: int = num_places,
+                served: list[Waiter[None]] = served,
+            ) -> bool:
                 fits = len(served) < num_places and (blocked is None or waiter.demand.adapter != blocked)
                 if fits:
                     served.append(waiter)

@@ -211,7 +211,8 @@ async def test_a_full_line_refuses_with_the_time_that_it_takes_to_drain() -> Non
     await settle()
     with pytest.raises(Overloaded) as refused:
         await house.queue.place(house.demand("5"))
-    assert (refused.value.status, refused.value.retry_after_s) == (429, pytest.approx(8.0))
+    assert refused.value.status == 429
+    assert refused.value.retry_after_s == pytest.approx(8.0)
     await asyncio.sleep(29.0)
     with pytest.raises(Overloaded) as refused:
         await house.queue.place(house.demand("6"))
@@ -279,3 +280,20 @@ def test_limits_that_make_no_sense_are_refused(option: str, value: float) -> Non
     limits = {"max_waiting": 1, "max_wait_s": 1.0, option: value}
     with pytest.raises(ValueError, match=option):
         LocalQueue(FakePlacer({}), lambda: 0.0, **limits)  # type: ignore[arg-type]
+
+
+@in_virtual_time
+async def test_others_are_told_that_somebody_waits_until_nobody_does() -> None:
+    told: list[int] = []
+    house = House()
+    house.queue.on_waiting = told.append
+    first = await house.full()
+    house.start("second")
+    third = house.start("third")
+    await settle()
+    assert told == [1, 2]
+    third.cancel()
+    await settle()
+    first.release(Outcome.OK)
+    await settle()
+    assert told == [1, 2, 1, 0]

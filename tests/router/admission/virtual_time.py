@@ -4,7 +4,7 @@ test in which nothing can ever happen again fails instead of hanging."""
 import asyncio
 import functools
 import selectors
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 
@@ -29,7 +29,7 @@ class _JumpingSelector(selectors.SelectSelector):
         return super().select(0)
 
 
-def in_virtual_time(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run an async test on a loop of its own, in virtual time."""
 
     @functools.wraps(test)

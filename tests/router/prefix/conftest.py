@@ -1,10 +1,13 @@
 """A small real tokenizer, trained here, and a ChatML template with a default system prompt."""
 
 import json
+from functools import lru_cache
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from router.prefix.tokens import PromptTokenizer
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. system user assistant You are helpful. Hello there, friend! 123"
@@ -34,9 +37,21 @@ def tokenizer_json() -> str:
     return text
 
 
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_json: str) -> PromptTokenizer:
+    return PromptTokenizer(tokenizer_json)
+
+
+@pytest.fixture(scope="session")
+def load_once() -> Any:
+    """Loads a tokenizer for the first test that needs it; it has no state that tests could see."""
+    return lru_cache(PromptTokenizer)
+
+
 @pytest.fixture
-def served(tokenizer_json: str) -> dict[str, Any]:
+def served(tokenizer_json: str, load_once: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What an engine answers at GET /pointsman/tokenizer."""
+    monkeypatch.setattr("router.prefix.reading.PromptTokenizer", load_once)
     return {
         "model": "fox",
         "block_size": 16,

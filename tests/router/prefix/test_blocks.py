@@ -7,8 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pointsman.blockhash import block_hashes
-from router.core import Pool, Request, Surface
-from router.prefix.blocks import MAX_HASHED_BLOCKS, CacheScope, prompt_of_text, prompt_of_tokens, text_of_chat
+from router.prefix.blocks import (
+    MAX_HASHED_BLOCKS,
+    CacheScope,
+    num_common,
+    prompt_of_text,
+    prompt_of_tokens,
+    text_of_chat,
+)
 
 PLAIN = CacheScope(block_size=16, adapter=None, salt=None)
 values = st.none() | st.text(max_size=5) | st.integers(0, 9) | st.lists(st.text(max_size=3), max_size=2)
@@ -22,7 +28,7 @@ def common(one: list[int], other: list[int]) -> int:
 def test_token_ids_hash_as_the_engine_hashes_them() -> None:
     ids = array("I", range(50))
     prompt = prompt_of_tokens(ids, CacheScope(block_size=16, adapter="blue", salt="s"), num_template_tokens=3)
-    assert prompt.block_hashes == block_hashes(range(50), 16, adapter="blue", salt="s")
+    assert list(prompt.block_hashes) == block_hashes(range(50), 16, adapter="blue", salt="s")
     assert (prompt.num_tokens, prompt.block_size, prompt.num_template_tokens, prompt.is_exact) == (50, 16, 3, True)
 
 
@@ -47,10 +53,32 @@ def test_the_longest_prompts_are_counted_whole_but_hashed_to_a_bound() -> None:
 
 
 def test_a_pool_of_tiny_blocks_gets_multiples_of_them() -> None:
-    request = Request("r", Surface.CHAT, "m", b"", 0.0, 1.0, cache_salt="s")
-    sizes = {size: CacheScope.of(request, Pool("m", block_size=size), None).block_size for size in (1, 5, 16, 64)}
+    sizes = {size: CacheScope.of(size, None, None).block_size for size in (1, 5, 16, 64)}
     assert sizes == {1: 16, 5: 20, 16: 16, 64: 64}
-    assert CacheScope.of(request, Pool("m"), "blue") == CacheScope(16, "blue", "s")
+    assert CacheScope.of(16, "blue", "s") == CacheScope(16, "blue", "s")
+
+
+def test_no_two_scopes_have_a_key_in_common() -> None:
+    names = [None, "", "a", "None", "'a'", "a\ud800"]
+    scopes = [CacheScope(size, adapter, salt) for size in (16, 32) for adapter in names for salt in names]
+    keys = {scope.key(seed) for scope in scopes for seed in (0, 2**63 - 1)}
+    assert len(keys) == 2 * len(scopes)
+    assert all(0 <= key < 2**64 for key in keys)
+
+
+def test_hashes_go_on_where_others_ended() -> None:
+    ids = array("I", range(100))
+    for scope in (PLAIN, CacheScope(16, "blue", "s")):
+        whole = scope.hashes(ids)
+        assert scope.hashes(ids[32:], after=whole[:2]) == whole[2:]
+    assert PLAIN.hashes(ids, after=[1] * (MAX_HASHED_BLOCKS - 2)) == block_hashes(ids[:32], 16, parent=1)
+    assert PLAIN.hashes(ids, after=[1] * MAX_HASHED_BLOCKS) == []
+
+
+def test_a_common_beginning_is_counted() -> None:
+    ids = array("I", [1, 2, 3])
+    others = [array("I", other) for other in ([], [1, 2], [1, 2, 3], [1, 2, 3, 4], [1, 9, 3], [9])]
+    assert [num_common(ids, other) for other in others] == [0, 2, 3, 3, 1, 0]
 
 
 @given(st.binary(max_size=300), st.binary(max_size=100))

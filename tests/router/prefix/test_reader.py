@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from array import array
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from router.errors import InvalidRequest
 from router.prefix.reader import Prompts
 from router.prefix.source import SourceError, TokenizerSource
 from router.prefix.template import ChatTemplate
-from router.prefix.tokens import SegmentTokenizer
+from router.prefix.tokens import PromptTokenizer
 
 Message = dict[str, Any]
 POOL = Pool("fox")
@@ -46,7 +46,10 @@ def at_once(reading: Coroutine[Any, Any, Prompt]) -> Prompt:
 
 
 def read(prompts: Prompts, request: Request, adapter: str | None = None) -> Prompt:
-    return at_once(prompts.read(request, POOL, adapter))
+    prompt = prompts.read_now(request, POOL, adapter)
+    assert prompt is not None
+    assert at_once(prompts.read(request, POOL, adapter)) == prompt
+    return prompt
 
 
 def num_common(one: Prompt, other: Prompt) -> int:
@@ -68,7 +71,7 @@ def test_a_chat_is_rendered_tokenized_and_hashed_as_the_engine_would(prompts: Pr
     ids = Tokenizer.from_str(tokenizer_json).encode(text, add_special_tokens=False).ids
     prompt = read(prompts, chat(user("Hello there"), cache_salt="s"), adapter="blue")
     assert prompt.num_tokens == len(ids)
-    assert prompt.block_hashes == block_hashes(ids, 16, adapter="blue", salt="s")
+    assert list(prompt.block_hashes) == block_hashes(ids, 16, adapter="blue", salt="s")
     assert prompt.is_exact
 
 
@@ -148,7 +151,7 @@ def test_of_several_prompts_the_first_is_read(prompts: Prompts, prompt: object, 
 def test_a_completion_is_tokenized_as_it_is(prompts: Prompts, tokenizer_json: str) -> None:
     text = "The quick brown fox <|im_end|> Hello there"
     ids = Tokenizer.from_str(tokenizer_json).encode(text).ids
-    assert read(prompts, completion(text)).block_hashes == block_hashes(ids, 16)
+    assert list(read(prompts, completion(text)).block_hashes) == block_hashes(ids, 16)
     assert read(prompts, completion(ids)) == read(prompts, completion(text))
 
 
@@ -161,7 +164,7 @@ def test_a_prompt_of_no_known_form_is_named(prompts: Prompts, prompt: object) ->
 
 @pytest.mark.parametrize("prompt", ["", [], [[], [1]], [""]])
 def test_an_empty_prompt_has_no_tokens_and_no_blocks(prompts: Prompts, prompt: object) -> None:
-    assert read(prompts, completion(prompt)) == Prompt(num_tokens=0, block_hashes=[], block_size=16)
+    assert read(prompts, completion(prompt)) == Prompt(num_tokens=0, block_hashes=array("Q"), block_size=16)
 
 
 @pytest.mark.parametrize("has_tokenizer", [True, False])
@@ -182,7 +185,7 @@ def test_without_a_tokenizer_text_is_hashed_and_lengths_are_guesses() -> None:
     assert read(prompts, completion("word " * 100)).num_tokens == 125
     picture = user([{"type": "image_url", "image_url": {"url": "data:" + "A" * 10_000}}])
     assert read(prompts, chat(picture)).num_tokens < 30
-    assert (ids.is_exact, ids.block_hashes) == (True, block_hashes(range(40), 16))
+    assert (ids.is_exact, list(ids.block_hashes)) == (True, block_hashes(range(40), 16))
 
 
 def test_without_a_template_a_chat_is_read_as_text(served: dict[str, Any]) -> None:
@@ -196,7 +199,7 @@ def test_pools_are_read_each_in_its_own_way(prompts: Prompts) -> None:
     other = at_once(prompts.read(chat(user("Hello")), Pool("other"), None))
     assert not other.is_exact
     assert (prompts.has_tokenizer(POOL), prompts.has_tokenizer(Pool("other"))) == (True, False)
-    assert repr(prompts).startswith("<Prompts of 1 pools, <SegmentCache")
+    assert repr(prompts).startswith("<Prompts of 1 pools, <KnownTexts")
 
 
 @pytest.mark.parametrize("field", ["tokenizer", "chat_template"])
@@ -210,8 +213,8 @@ def test_a_source_that_cannot_be_used_leaves_the_pool_as_it_was(
     assert read(prompts, chat(user("Hello"))) == before
 
 
-class CountingTokenizer(SegmentTokenizer):
-    """A real tokenizer that tells which segments it was given, in which thread, and waits at its gate."""
+class CountingTokenizer(PromptTokenizer):
+    """A real tokenizer that tells which texts it was given, in which thread, and waits at its gate."""
 
     def __init__(self, tokenizer_json: str) -> None:
         self.seen: list[str] = []
@@ -220,15 +223,16 @@ class CountingTokenizer(SegmentTokenizer):
         self.gate.set()
         super().__init__(tokenizer_json)
 
-    def encode_all(self, segments: Sequence[str]) -> "list[array[int]]":
-        self.seen += segments
+    def encode_all(self, texts: Iterable[bytes]) -> "list[array[int]]":
+        taken = list(texts)
+        self.seen += [text.decode() for text in taken]
         self.threads.add(threading.get_ident())
         self.gate.wait(20)
-        return super().encode_all(segments)
+        return super().encode_all(taken)
 
 
 @pytest.fixture
-def counting(monkeypatch: pytest.MonkeyPatch) -> list[CountingTokenizer]:
+def counting(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[CountingTokenizer]:
     """The tokenizers that readers configured from now on have."""
     made: list[CountingTokenizer] = []
 
@@ -236,7 +240,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[CountingTokenizer]:
         made.append(CountingTokenizer(tokenizer_json))
         return made[-1]
 
-    monkeypatch.setattr("router.prefix.reader.SegmentTokenizer", make)
+    monkeypatch.setattr("router.prefix.reading.PromptTokenizer", make)
     return made
 
 
@@ -246,17 +250,22 @@ def test_only_text_not_seen_before_is_tokenized(served: dict[str, Any], counting
     read(prompts, chat(user("one")))
     counting[0].seen.clear()
     read(prompts, chat(user("one"), {"role": "assistant", "content": "two"}, user("one")))
-    assert counting[0].seen == ["<|im_start|>assistant\ntwo"]
+    assert counting[0].seen == [
+        "<|im_end|>\n<|im_start|>assistant\ntwo",
+        "<|im_end|>\n<|im_start|>user\none",
+        "<|im_end|>\n<|im_start|>assistant\n",
+    ]
 
 
 async def test_much_new_text_is_tokenized_in_a_thread_and_little_in_place(
     served: dict[str, Any], counting: list[CountingTokenizer]
 ) -> None:
-    prompts, here = Prompts(inline_chars=100), threading.get_ident()
+    prompts, here = Prompts(inline_bytes=100), threading.get_ident()
     prompts.configure(POOL, TokenizerSource.from_served(served))
     counting[0].threads.clear()
     turn = user("Hello there! " * 20)
     long = chat(turn)
+    assert prompts.read_now(long, POOL, None) is None
     prompt = await prompts.read(long, POOL, None)
     assert here not in counting[0].threads
     assert read(prompts, long) == prompt
@@ -268,7 +277,7 @@ async def test_much_new_text_is_tokenized_in_a_thread_and_little_in_place(
 async def test_a_read_that_is_cancelled_while_it_waits_for_a_thread_leaves_no_trace(
     served: dict[str, Any], counting: list[CountingTokenizer]
 ) -> None:
-    prompts = Prompts(inline_chars=10)
+    prompts = Prompts(inline_bytes=10)
     prompts.configure(POOL, TokenizerSource.from_served(served))
     counting[0].gate.clear()
     requests = [chat(user(f"{name} {name}")) for name in ("Alice", "Bob", "Carol")]
@@ -282,6 +291,28 @@ async def test_a_read_that_is_cancelled_while_it_waits_for_a_thread_leaves_no_tr
     seen = "".join(counting[0].seen)
     assert ("Alice" in seen, "Bob" in seen, "Carol" in seen) == (True, True, False)
     assert await prompts.read(requests[2], POOL, None) == read(prompts, requests[2])
+    prompts.close()
+
+
+async def test_one_long_text_that_many_send_at_once_is_tokenized_once(
+    served: dict[str, Any], counting: list[CountingTokenizer]
+) -> None:
+    prompts = Prompts(cache_bytes=1, inline_bytes=300)
+    prompts.configure(POOL, TokenizerSource.from_served(served))
+    counting[0].gate.clear()
+    counting[0].seen.clear()
+    system = {"role": "system", "content": "The quick brown fox " * 100}
+    requests = [chat(system, user(name)) for name in ("Alice", "Alice", "Bob")]
+    readings = [asyncio.create_task(prompts.read(request, POOL, None)) for request in requests]
+    await asyncio.sleep(0)
+    readings[0].cancel()
+    counting[0].gate.set()
+    _, one, other = await asyncio.gather(*readings, return_exceptions=True)
+    assert sum(seen.count("quick") for seen in counting[0].seen) == 100
+    fresh = Prompts()
+    fresh.configure(POOL, TokenizerSource.from_served(served))
+    for request, prompt in zip(requests[1:], (one, other), strict=True):
+        assert prompt == await fresh.read(request, POOL, None)
     prompts.close()
 
 
@@ -316,7 +347,7 @@ async def test_with_the_real_model_the_router_counts_and_hashes_as_the_engine_do
             ids = tokenizer.encode_chat(conversation, add_generation_prompt=has_prompt)
             request = chat(*conversation, template_options={"add_generation_prompt": has_prompt})
             prompt = await prompts.read(request, POOL, None)
-            assert (prompt.num_tokens, prompt.block_hashes) == (len(ids), block_hashes(ids, 16))
+            assert (prompt.num_tokens, list(prompt.block_hashes)) == (len(ids), block_hashes(ids, 16))
     default_system = (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     )
@@ -324,5 +355,5 @@ async def test_with_the_real_model_the_router_counts_and_hashes_as_the_engine_do
     assert (await prompts.read(chat(user("Hi")), POOL, None)).num_template_tokens == shared
     text = "The railway worker sets the points.<|im_end|>" * 30
     completed = await prompts.read(completion(text), POOL, None)
-    assert completed.block_hashes == block_hashes(tokenizer.encode(text), 16)
+    assert list(completed.block_hashes) == block_hashes(tokenizer.encode(text), 16)
     prompts.close()

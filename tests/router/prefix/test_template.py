@@ -76,6 +76,14 @@ def test_a_template_cannot_change_the_messages() -> None:
     assert messages == [{"role": "user", "content": "hello"}]
 
 
+def test_it_tells_what_it_spells_and_whether_it_may_change_by_itself() -> None:
+    template = ChatTemplate("a{% if m == 'x' or 'y' in m %}{{ bos_token ~ 'z' | replace('q', '') }}{% endif %}", {})
+    assert template.literals == {"x", "y", "z", "q", ""}
+    assert template.is_steady
+    for source in ("{{ strftime_now('%d') }}", "{{ [1, 2] | random }}", "{{ lipsum() }}"):
+        assert not ChatTemplate(source, {}).is_steady
+
+
 @pytest.mark.parametrize("source", ["{% if %}", "{{ ", "{% for %}", "{% endif %}", "{{ 'a' | no_such_filter }}"])
 def test_a_template_that_does_not_parse_is_refused_when_loaded(source: str) -> None:
     with pytest.raises(SourceError, match=r"`chat_template`, line 1"):

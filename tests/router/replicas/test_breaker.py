@@ -138,3 +138,11 @@ def test_whatever_happens_it_admits_again() -> None:
         if not breaker.has_trial:
             later = breaker.admits_later_at(now)
             assert breaker.admits(now if later == math.inf else later)
+
+
+def test_what_another_process_heard_cools_and_never_warms() -> None:
+    breaker = make_breaker()
+    breaker.cool(5.0)
+    breaker.cool(3.0)
+    assert (breaker.admits(4.0), breaker.admits(5.0)) == (False, True)
+    assert breaker.state is BreakerState.CLOSED

@@ -193,3 +193,23 @@ def end_somehow(lease: Lease, dice: random.Random, error: Exception | None) -> N
             raise error
     else:
         lease.release(dice.choice(list(Outcome)), error)
+
+
+def test_each_change_of_a_count_is_published() -> None:
+    """Other workers go by what is published: it must never lag behind."""
+    member, published = make_member(), list[tuple[int, int, int]]()
+    member.publish = lambda: published.append(counts(member))
+    lease = lease_on(member, FakeClock(), 100)
+    lease.start()
+    lease.release(Outcome.OK)
+    lease_on(member, FakeClock(), 50).release(Outcome.CLIENT_GONE)
+    assert published == [(1, 1, 100), (1, 0, 0), (0, 0, 0), (1, 1, 50), (0, 0, 0)]
+
+
+def test_what_siblings_have_queued_is_ahead_of_a_newcomer() -> None:
+    member, clock = make_member(), FakeClock(0.0)
+    member.replica.sibling_prefilling_tokens = 3000
+    lease = lease_on(member, clock, 1000)
+    clock.now = 1.0
+    lease.start()
+    assert member.replica.prefill_tokens_per_s == 2000 + 0.2 * (4000 - 2000)

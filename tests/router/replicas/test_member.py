@@ -58,7 +58,7 @@ def test_a_lost_replica_keeps_its_open_leases_counted() -> None:
     member = make_member()
     member.replica.in_flight = 2
     member.report(make_load(running=9), num_ours=2)
-    member.lose()
+    member.lose(now=1.0)
     assert member.must_identify
     assert (member.replica.in_flight, member.replica.foreign_requests, member.replica.load) == (2, 0, None)
 

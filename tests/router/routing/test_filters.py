@@ -6,18 +6,14 @@ from tests.router.nouns import make_candidate, make_demand
 
 def test_a_replica_that_failed_the_request_is_out() -> None:
     demand = make_demand(tried=frozenset({"a"}))
-    assert not NotTried().keep(demand, make_candidate("a"))
-    assert NotTried().keep(demand, make_candidate("b"))
+    failed, other = make_candidate("a"), make_candidate("b")
+    assert NotTried().keep(demand, [failed, other]) == [other]
 
 
 def test_a_replica_has_room_below_its_limit() -> None:
     rule = HasRoom(max_in_flight=2)
-    assert [rule.keep(make_demand(), make_candidate(in_flight=count)) for count in (0, 1, 2, 3)] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    candidates = [make_candidate(in_flight=count) for count in (0, 1, 2, 3)]
+    assert rule.keep(make_demand(), candidates) == candidates[:2]
 
 
 def test_room_for_nothing_is_refused() -> None:
@@ -31,4 +27,4 @@ def test_room_for_nothing_is_refused() -> None:
 )
 def test_an_adapter_needs_a_replica_that_serves_it(adapter: str | None, served: set[str], is_kept: bool) -> None:
     candidate = make_candidate(adapters=frozenset(served))
-    assert HasAdapter().keep(make_demand(adapter=adapter), candidate) is is_kept
+    assert list(HasAdapter().keep(make_demand(adapter=adapter), [candidate])) == [candidate] * is_kept

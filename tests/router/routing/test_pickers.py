@@ -11,7 +11,7 @@ DEMAND = make_demand()
 
 
 def fleet(*cached: int, **fields: object) -> list[Candidate]:
-    return [make_candidate(chr(ord("a") + n), cached_blocks=blocks, **fields) for n, blocks in enumerate(cached)]
+    return [make_candidate(chr(ord("a") + n), 0, blocks, **fields) for n, blocks in enumerate(cached)]
 
 
 def test_the_lowest_cost_wins_outside_the_tie() -> None:

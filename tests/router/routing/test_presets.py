@@ -67,7 +67,7 @@ def test_a_fresh_conversation_goes_to_the_shorter_wait(parts: Parts) -> None:
 
 def test_one_running_request_is_a_longer_wait_on_slow_engines_too(parts: Parts) -> None:
     slow = {"prefill_tokens_per_s": 200.0}
-    candidates = [make_candidate("busy", in_flight=1, **slow), make_candidate("idle", 0, 900, **slow)]
+    candidates = [make_candidate("busy", 0, 0, in_flight=1, **slow), make_candidate("idle", 0, 900, **slow)]
     assert chosen(build(parts), candidates, make_prompt(40, 20)) == "idle"
 
 
@@ -193,7 +193,7 @@ def test_a_recipe_takes_parts_by_file_with_options(parts: Parts, tmp_path: Path)
     policy = compose("mine", recipe, parts, Random(1), max_in_flight=8)
     assert chosen(policy, [make_candidate("a"), make_candidate("b", in_flight=7)]) == "b"
     with pytest.raises(PluginError, match="mixes costs in seconds with shares"):
-        compose("mine", replace(recipe, scorers=(mine, Part("wait"))), parts, Random(1), max_in_flight=8)
+        compose("mine", replace(recipe, scorers=(mine, Part("first-token"))), parts, Random(1), max_in_flight=8)
 
 
 def test_a_limit_that_makes_no_sense_is_named(parts: Parts) -> None:

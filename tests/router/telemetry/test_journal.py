@@ -1,7 +1,7 @@
 import logging
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from router.core import Decision, Lease, Outcome, Pool, Request, Usage
@@ -33,8 +33,8 @@ def make_journal(level: int = logging.INFO) -> tuple[Journal, Metrics, Lines]:
 
 
 def make_lease(request: Request | None = None, error: PointsmanError | None = None) -> Lease:
-    demand = make_demand(pool=Pool("served"))
-    demand = replace(demand, request=request or make_request("req-1", arrived=10.0, body=SECRETS.encode()))
+    asked = request or make_request("req-1", arrived=10.0, body=SECRETS.encode())
+    demand = msgspec.structs.replace(make_demand(pool=Pool("served")), request=asked)
     decision = Decision(make_replica("a:1"), "pointsman", 48, 16, 0.01, {})
     lease = Lease(demand, decision, 10.5, lambda _: None, lambda _: None)
     lease.error = error

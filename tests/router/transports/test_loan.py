@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from router.heads import RequestHead
 from router.transports.loan import Loan
 from router.transports.reader import Message
 from tests.fakes import turns, until
@@ -242,7 +243,7 @@ class Lending:
         return self.handlers[-1]
 
     def lend(self) -> None:
-        self.loan.lend(Message("GET", b"/", "1.1", [("host", "a")], b"", True))
+        self.loan.lend(Message(RequestHead("GET", b"/", "1.1", (("host", "a"),), True, "/"), b""))
 
     async def respond(self, *pieces: bytes) -> None:
         for piece in pieces:

@@ -1,16 +1,15 @@
 from collections.abc import Iterable
-from itertools import pairwise
 
-import h11
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.heads import KnownHeads, RequestHead, learn_request
 from router.transports.reader import MAX_HEAD_BYTES, Message, Refusal, RequestReader
+from tests.router.transports.pipelines import CUTS, NEXT, PIPELINES, by_h11, requests, split
 
 MAX_BODY_BYTES = 1000
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\n"
-NEXT = b"GET /next HTTP/1.1\r\nhost: a\r\n\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 H2C = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: x\r\n"
 
@@ -18,9 +17,9 @@ H2C = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: x
 class Reading:
     """A reader and what it asked for."""
 
-    def __init__(self, *reads: bytes) -> None:
+    def __init__(self, *reads: bytes, known: KnownHeads[RequestHead] | None = None) -> None:
         self.num_expects = 0
-        self.reader = RequestReader(MAX_BODY_BYTES, self._on_expect)
+        self.reader = RequestReader(MAX_BODY_BYTES, self._on_expect, known or KnownHeads(learn_request))
         for read in reads:
             self.reader.feed(read)
 
@@ -40,17 +39,30 @@ class Reading:
         return last
 
 
+def warm(*heads: bytes) -> KnownHeads[RequestHead]:
+    """Heads that came before, each in a whole read of its own."""
+    known = KnownHeads(learn_request)
+    for head in heads:
+        Reading(head, known=known)
+    return known
+
+
 def framed(messages: Iterable[Message]) -> list[tuple[str, bytes, bytes]]:
-    return [(message.method, message.target, message.body) for message in messages]
+    return [(message.head.method, message.head.target, message.body) for message in messages]
 
 
 def test_a_request_becomes_a_message() -> None:
     head = b"POST /v1/completions?x=1 HTTP/1.1\r\nHost: a\r\nX-Odd: caf\xe9\r\nX-Empty:\r\nContent-Length: 2\r\n\r\n"
     (message,) = Reading(head + b"ab").messages
-    assert (message.method, message.target, message.version) == ("POST", b"/v1/completions?x=1", "1.1")
-    assert message.path == "/v1/completions"
-    assert message.headers == [("host", "a"), ("x-odd", "café"), ("x-empty", ""), ("content-length", "2")]
-    assert (message.body, message.keeps_alive) == (b"ab", True)
+    assert message.head == RequestHead(
+        method="POST",
+        target=b"/v1/completions?x=1",
+        version="1.1",
+        headers=(("host", "a"), ("x-odd", "café"), ("x-empty", "")),
+        keeps_alive=True,
+        path="/v1/completions",
+    )
+    assert message.body == b"ab"
 
 
 @pytest.mark.parametrize(
@@ -65,13 +77,13 @@ def test_a_request_becomes_a_message() -> None:
 )
 def test_a_connection_lives_on_as_its_client_says(version: str, connection: str, keeps_alive: bool) -> None:
     (message,) = Reading(f"GET / HTTP/{version}\r\nhost: a\r\n{connection}\r\n".encode()).messages
-    assert (message.version, message.keeps_alive) == (version, keeps_alive)
+    assert (message.head.version, message.head.keeps_alive) == (version, keeps_alive)
 
 
 def test_chunks_are_joined_and_their_extensions_and_trailers_dropped() -> None:
     (message,) = Reading(CHUNKED + b"3;note=x\r\nabc\r\nA\r\n0123456789\r\n0\r\nhost: evil\r\n\r\n").messages
     assert message.body == b"abc0123456789"
-    assert ("host", "evil") not in message.headers
+    assert ("host", "evil") not in message.head.headers
 
 
 def test_a_pipeline_keeps_its_order() -> None:
@@ -146,6 +158,14 @@ def test_it_is_refused_as_well_when_it_comes_byte_by_byte_after_a_request(name: 
     assert reading.reader.waiting[0] == Reading(NEXT).reader.waiting[0]
     assert reading.refusal.error.status == 400
     assert len(reading.reader.waiting) == 2
+
+
+@pytest.mark.parametrize("name", SMUGGLING)
+def test_it_is_refused_as_well_by_a_reader_that_knows_the_heads(name: str) -> None:
+    known = warm(SMUGGLING[name], NEXT, POST + b"\r\n", POST + b"content-length: 2\r\n\r\nab", CHUNKED)
+    reading = Reading(NEXT + SMUGGLING[name] + NEXT, NEXT, known=known)
+    assert [type(item) for item in reading.reader.waiting] == [Message, Refusal]
+    assert reading.refusal.error.status == 400
 
 
 def test_a_tunnel_is_refused_with_its_bytes() -> None:
@@ -276,62 +296,73 @@ def test_a_declined_offer_keeps_what_the_client_said_of_the_connection(
     version: str, connection: str, keeps_alive: bool
 ) -> None:
     head = f"POST / HTTP/{version}\r\nhost: a\r\nconnection: {connection}\r\nupgrade: h2c\r\ncontent-length: 1\r\n\r\n"
-    assert [message.keeps_alive for message in Reading(head.encode() + b"x").messages] == [keeps_alive]
+    assert [message.head.keeps_alive for message in Reading(head.encode() + b"x").messages] == [keeps_alive]
 
 
 # any split, and another parser's opinion
 
-NAMES = st.text("abcXYZ-_", min_size=1, max_size=8).map(lambda name: "x-" + name)
-VALUES = st.text("abc ,;=\"'/é", max_size=12).map(str.strip)
-
-
-@st.composite
-def requests(draw: st.DrawFn) -> bytes:
-    """One valid request. Some have a body by length or in chunks, some offer an upgrade."""
-    method, target = draw(st.sampled_from(["GET", "POST", "PUT", "DELETE"])), draw(st.sampled_from(["/", "/a?b=c"]))
-    lines = [f"{method} {target} HTTP/1.1", "Host: a"]
-    lines += [f"{name}: {value}" for name, value in draw(st.lists(st.tuples(NAMES, VALUES), max_size=3))]
-    if draw(st.integers(0, 3)) == 0:
-        lines += ["Connection: Upgrade", "Upgrade: h2c"]
-    pieces = draw(st.lists(st.binary(min_size=1, max_size=40) | st.just(NEXT), max_size=3))
-    framing, body = "", b""
-    if method != "GET" and draw(st.booleans()):
-        framing = "Transfer-Encoding: chunked"
-        body = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
-    elif method != "GET":
-        body = b"".join(pieces)
-        framing = f"Content-Length: {len(body)}"
-    return "\r\n".join([*lines, *([framing] if framing else []), "", ""]).encode("latin-1") + body
-
-
-def by_h11(whole: bytes) -> list[tuple[str, bytes, bytes]]:
-    """The messages of a pipeline as h11 frames them."""
-    connection, found = h11.Connection(h11.SERVER), []
-    connection.receive_data(whole)
-    while isinstance(request := connection.next_event(), h11.Request):
-        body = b""
-        while isinstance(event := connection.next_event(), h11.Data):
-            body += event.data
-        assert isinstance(event, h11.EndOfMessage)
-        found.append((request.method.decode(), request.target, body))
-        connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
-        connection.send(h11.EndOfMessage())
-        connection.start_next_cycle()
-    return found
-
 
 @settings(max_examples=150)
-@given(st.lists(requests(), max_size=4), st.lists(st.integers(0, 10**6), max_size=8))
+@given(PIPELINES, CUTS)
 def test_any_split_of_a_pipeline_into_reads_gives_the_same_messages(pipeline: list[bytes], cuts: list[int]) -> None:
     whole = b"".join(pipeline)
-    places = [0, *sorted(cut % (len(whole) + 1) for cut in cuts), len(whole)]
-    split = Reading(*(whole[a:b] for a, b in pairwise(places))).messages
-    assert split == Reading(whole).messages
-    assert len(split) == len(pipeline)
+    messages = Reading(*split(whole, cuts)).messages
+    assert messages == Reading(whole).messages
+    assert len(messages) == len(pipeline)
 
 
 @settings(max_examples=150)
-@given(st.lists(requests(), max_size=4))
+@given(PIPELINES, CUTS)
+def test_a_reader_that_knows_the_heads_reads_the_same_in_any_split(pipeline: list[bytes], cuts: list[int]) -> None:
+    """Byte by byte no head is whole in a read: all goes through the parser."""
+    whole = b"".join(pipeline)
+    parsed = Reading(*(whole[i : i + 1] for i in range(len(whole))), known=KnownHeads(lambda _: None)).messages
+    known = warm(*pipeline)
+    assert Reading(*split(whole, cuts), known=known).messages == parsed
+    assert Reading(*pipeline, known=known).messages == parsed
+
+
+@settings(max_examples=150)
+@given(PIPELINES, st.binary(max_size=30), CUTS)
+def test_a_reader_that_knows_the_heads_frames_the_same_head_with_another_body(
+    pipeline: list[bytes], body: bytes, cuts: list[int]
+) -> None:
+    sized = POST + b"Content-Length: %d\r\n\r\n%s"
+    known = warm(sized % (2, b"ab"), *pipeline)
+    whole = sized % (len(body), body) + b"".join(pipeline) + sized % (len(body), body)
+    messages = Reading(*split(whole, cuts), known=known).messages
+    assert framed(messages) == by_h11(whole)
+
+
+def test_a_known_head_is_not_taken_apart_again() -> None:
+    known = warm(NEXT)
+    first, second = Reading(NEXT, NEXT, known=known).messages
+    assert first.head is second.head
+
+
+@pytest.mark.parametrize("cut", range(len(b"POST")))
+def test_a_body_like_a_request_is_a_body_however_it_is_cut(cut: int) -> None:
+    whole = POST + b"content-length: %d\r\n\r\n" % len(NEXT)
+    reads = [whole + NEXT[:cut], NEXT[cut:] + NEXT]
+    assert [body for _, _, body in framed(Reading(*reads, known=warm(NEXT, whole)).messages)] == [NEXT, b""]
+
+
+def test_a_known_head_with_too_long_a_body_is_refused() -> None:
+    known = warm(POST + b"content-length: 2\r\n\r\nab")
+    reading = Reading(NEXT + POST + b"content-length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1), NEXT, known=known)
+    assert [type(item) for item in reading.reader.waiting] == [Message, Refusal]
+    assert reading.refusal.error.status == 413
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_what_follows_a_request_that_said_close_is_refused(is_warm: bool) -> None:
+    last = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    reading = Reading(last + NEXT, known=warm(last, NEXT) if is_warm else None)
+    assert [type(item) for item in reading.reader.waiting] == [Message, Refusal]
+
+
+@settings(max_examples=150)
+@given(PIPELINES)
 def test_another_parser_frames_a_valid_pipeline_as_we_do(pipeline: list[bytes]) -> None:
     whole = b"".join(pipeline)
     assert framed(Reading(whole).messages) == by_h11(whole)

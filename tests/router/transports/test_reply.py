@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core import Outcome
-from router.transports.reply import HttpReply, encode_head
+from router.core import Headers, Outcome
+from router.transports.reply import HttpReply, encode_fields, encode_head
 
-PLAIN = [("content-type", "text/plain")]
+PLAIN: Headers = (("content-type", "text/plain"),)
 
 
 class FakeTransport(asyncio.Transport):
@@ -58,8 +58,8 @@ class Replying:
         self.reply = HttpReply(self.transport, self.ends.append, keeps_alive=keeps_alive, is_http10=is_http10)
         self.reply.bind(self.flow)
 
-    def answer(self, *payloads: bytes, headers: list[tuple[str, str]] = PLAIN) -> None:
-        self.reply.head(200, headers)
+    def answer(self, *payloads: bytes, headers: Headers = PLAIN, length: int | None = None) -> None:
+        self.reply.head(200, headers, length=length)
         for payload in payloads:
             self.reply.write(payload)
         self.reply.end(Outcome.OK, is_complete=True)
@@ -69,10 +69,20 @@ class Replying:
         return self.transport.sent.split(b"\r\n\r\n")[0].decode().split("\r\n")
 
 
-def test_a_head_has_its_status_line_and_an_empty_line() -> None:
-    assert encode_head(200, [("a", "1"), ("b", "é")]) == b"HTTP/1.1 200 OK\r\na: 1\r\nb: \xe9\r\n\r\n"
-    assert encode_head(299, []) == b"HTTP/1.1 299 Unknown\r\n\r\n"
-    assert encode_head(504, [("x", "\u2028")]) == b"HTTP/1.1 504 Gateway Timeout\r\nx: ?\r\n\r\n"
+def test_a_head_has_its_status_line_and_a_line_for_each_field() -> None:
+    assert encode_head(200, (("a", "1"), ("b", "é"))) == b"HTTP/1.1 200 OK\r\na: 1\r\nb: \xe9\r\n"
+    assert encode_head(299, ()) == b"HTTP/1.1 299 Unknown\r\n"
+    assert encode_head(504, (("x", "\u2028"),)) == b"HTTP/1.1 504 Gateway Timeout\r\nx: ?\r\n"
+    assert encode_fields((("a", "1"), ("a", "2"))) == b"a: 1\r\na: 2\r\n"
+
+
+def test_the_fields_of_one_answer_follow_those_of_many() -> None:
+    replying = Replying()
+    replying.reply.head(200, PLAIN, (("x-request-id", "1"),), 0)
+    replying.reply.end(Outcome.OK, is_complete=True)
+    assert replying.transport.sent == (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\nx-request-id: 1\r\ncontent-length: 0\r\n\r\n"
+    )
 
 
 def test_a_body_without_a_length_goes_in_chunks() -> None:
@@ -85,7 +95,7 @@ def test_a_body_without_a_length_goes_in_chunks() -> None:
 
 def test_a_body_with_a_length_goes_as_it_is() -> None:
     replying = Replying()
-    replying.answer(b"hello", headers=[("content-length", "5")])
+    replying.answer(b"hello", headers=(), length=5)
     assert replying.transport.sent == b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
     assert replying.ends == [True]
 
@@ -103,6 +113,31 @@ def test_an_empty_payload_is_no_last_chunk() -> None:
     replying = Replying()
     replying.answer(b"", b"a", b"")
     assert replying.transport.sent.endswith(b"\r\n\r\n1\r\na\r\n0\r\n\r\n")
+
+
+FRAMED = b"2;x=y\r\nhe\r\n0003\r\nllo\r\n"
+
+
+def test_chunks_are_passed_on_as_they_came() -> None:
+    replying = Replying()
+    replying.reply.head(200, PLAIN)
+    replying.reply.write(b"hello", FRAMED)
+    replying.reply.write(b"!", b"1\r\n!\r\n")
+    replying.reply.write(b"mine")
+    replying.reply.end(Outcome.OK, is_complete=True)
+    head, rest = replying.transport.sent.split(b"\r\n\r\n", 1)
+    assert rest == FRAMED + b"1\r\n!\r\n" + b"4\r\nmine\r\n" + b"0\r\n\r\n"
+    assert head.endswith(b"transfer-encoding: chunked")
+
+
+@pytest.mark.parametrize(("is_http10", "length"), [(False, 6), (True, 6), (True, None)])
+def test_the_framing_of_chunks_is_dropped_where_the_client_gets_none(is_http10: bool, length: int | None) -> None:
+    replying = Replying(is_http10=is_http10)
+    replying.reply.head(200, PLAIN, length=length)
+    replying.reply.write(b"hello", FRAMED)
+    replying.reply.write(b"!", b"1\r\n!\r\n")
+    replying.reply.end(Outcome.OK, is_complete=True)
+    assert replying.transport.sent.split(b"\r\n\r\n", 1)[1] == b"hello!"
 
 
 def test_an_answer_without_a_body_is_a_head_and_an_end() -> None:
@@ -128,7 +163,7 @@ def test_http_1_0_gets_no_chunks_but_the_close() -> None:
 
 def test_http_1_0_may_stay_where_the_length_is_known() -> None:
     replying = Replying(is_http10=True)
-    replying.answer(b"a", headers=[("content-length", "1")])
+    replying.answer(b"a", length=1)
     assert replying.head[-1] == "connection: keep-alive"
     assert replying.ends == [True]
 
@@ -188,7 +223,7 @@ def test_a_reply_that_nobody_bound_may_be_lost() -> None:
 @given(st.lists(st.binary(max_size=50), max_size=6), st.booleans())
 def test_a_client_reads_what_was_written(payloads: list[bytes], has_length: bool) -> None:
     replying, body = Replying(), b"".join(payloads)
-    replying.answer(*payloads, headers=[*PLAIN, ("content-length", str(len(body)))] if has_length else PLAIN)
+    replying.answer(*payloads, length=len(body) if has_length else None)
     client = h11.Connection(h11.CLIENT)
     client.send(h11.Request(method="POST", target="/", headers=[("host", "a")]))
     client.send(h11.EndOfMessage())

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from router.core import Attempt, Headers, ReplicaSpec
+import h11
+
+from router.core import Attempt, Headers, Replica, ReplicaSpec
 from router.errors import UpstreamError
-from tests.router.nouns import make_replica
 
 
 class FakeSink:
@@ -15,18 +16,22 @@ class FakeSink:
     def __init__(self) -> None:
         self.status: int | None = None
         self.headers: dict[str, str] = {}
+        self.length: int | None = None
         self.body = b""
+        self.framed: list[bytes | None] = []
         self.heard: list[str] = []
         self.error: UpstreamError | None = None
         self.on_each: Callable[[str], None] = lambda _: None
 
-    def on_head(self, status: int, headers: Headers) -> None:
-        self.status, self.headers = status, dict(headers)
+    def on_head(self, status: int, headers: Headers, length: int | None) -> None:
+        self.status, self.headers, self.length = status, dict(headers), length
         self._note("head")
 
-    def on_body(self, payload: bytes) -> None:
+    def on_body(self, payload: bytes, framed: bytes | None) -> None:
         assert payload
+        assert framed is None or unchunked(framed) == payload
         self.body += payload
+        self.framed.append(framed)
         self._note("body")
 
     def on_end(self) -> None:
@@ -46,9 +51,25 @@ class FakeSink:
         self.on_each(word)
 
 
+def unchunked(framed: bytes) -> bytes:
+    """The payload of whole chunks, none of them the last, as h11 reads them."""
+    client = h11.Connection(h11.CLIENT)
+    client.send(h11.Request(method="GET", target="/", headers=[("host", "a")]))
+    client.send(h11.EndOfMessage())
+    client.receive_data(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n")
+    assert isinstance(client.next_event(), h11.Response)
+    payload = b""
+    while isinstance(event := client.next_event(), h11.Data):
+        payload += event.data
+    assert isinstance(event, h11.EndOfMessage)
+    assert client.trailing_data == (b"", False)
+    return payload
+
+
 def make_attempt(spec: ReplicaSpec | None = None, body: bytes = b"{}", headers: Headers = ()) -> Attempt:
-    replica = make_replica("a:1", **({} if spec is None else {"spec": spec}))
-    return Attempt(replica, "/v1/completions", headers, body, 3.0, 300.0, 60.0)
+    return Attempt(
+        Replica(spec or ReplicaSpec("http://a:1")), "req-1", "/v1/completions", headers, body, 3.0, 300.0, 60.0
+    )
 
 
 class FakeSocket(asyncio.Transport):

@@ -6,7 +6,10 @@ from hypothesis import strategies as st
 
 from router.core import ReplicaSpec
 from router.errors import BadAnswer, ConnectionCut
-from router.upstream.connection import MAX_HEAD_BYTES, Connection, HttpExchange
+from router.heads import AnswerHead, KnownHeads, learn_answer
+from router.upstream.answer import MAX_HEAD_BYTES
+from router.upstream.connection import Connection
+from router.upstream.exchange import HttpExchange
 from tests.router.upstream.fakes import FakeSink, FakeSocket, make_attempt
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -15,12 +18,12 @@ OK = b"HTTP/1.1 200 OK\r\n"
 class Wired:
     """A connection on a socket in memory, with an exchange under way on it."""
 
-    def __init__(self, *, is_reused: bool = False) -> None:
+    def __init__(self, *, is_reused: bool = False, known: KnownHeads[AnswerHead] | None = None) -> None:
         self.kept: list[Connection] = []
         self.forgotten: list[Connection] = []
         self.resent: list[HttpExchange] = []
         self.socket, self.sink = FakeSocket(), FakeSink()
-        self.connection = Connection("a:1", self.kept.append, self.forgotten.append)
+        self.connection = Connection("a:1", known or KnownHeads(learn_answer), self.kept.append, self.forgotten.append)
         self.connection.connection_made(self.socket)
         self.exchange = self.begin(self.sink, is_reused=is_reused)
 
@@ -102,15 +105,25 @@ def test_an_answer_cut_at_any_byte_is_the_same_and_ends_with_its_last(name: str)
     check(Wired().receive(*(whole[i : i + 1] for i in range(len(whole)))), name)
 
 
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_is_the_same_where_its_head_came_before(name: str) -> None:
+    known, whole = KnownHeads(learn_answer), ANSWERS[name][0]
+    for i in range(1, len(whole)):
+        check(Wired(known=known).receive(whole[:i], whole[i:]), name)
+    check(Wired(known=known).receive(whole), name)
+
+
 @settings(max_examples=100)
 @given(
-    st.lists(st.binary(min_size=1, max_size=30), max_size=5), st.booleans(), st.lists(st.integers(0, 10**6), max_size=6)
+    st.lists(st.binary(min_size=1, max_size=30), max_size=5),
+    st.sampled_from([b"content-length: ", b"Content-Length: ", b"CONTENT-LENGTH: ", b"Content-Length:", None]),
+    st.lists(st.integers(0, 10**6), max_size=6),
 )
-def test_any_body_in_any_reads_is_heard_whole(pieces: list[bytes], is_chunked: bool, cuts: list[int]) -> None:
+def test_any_body_in_any_reads_is_heard_whole(pieces: list[bytes], length: bytes | None, cuts: list[int]) -> None:
     body = b"".join(pieces)
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
-    sized = OK + b"content-length: %d\r\n\r\n%s" % (len(body), body)
-    whole = OK + b"transfer-encoding: chunked\r\n\r\n" + chunks if is_chunked else sized
+    sized = OK + b"%s%d\r\n\r\n%s" % (length or b"", len(body), body)
+    whole = OK + b"transfer-encoding: chunked\r\n\r\n" + chunks if length is None else sized
     places = [0, *sorted(cut % (len(whole) + 1) for cut in cuts), len(whole)]
     wired = Wired().receive(*(whole[a:b] for a, b in pairwise(places) if a < b))
     assert (wired.sink.body, wired.sink.ends, wired.is_kept) == (body, ["end"], True)
@@ -118,7 +131,15 @@ def test_any_body_in_any_reads_is_heard_whole(pieces: list[bytes], is_chunked: b
 
 def test_header_names_are_lower_case() -> None:
     wired = Wired().receive(OK + b"Content-Type: Text/Plain\r\nX-Odd: caf\xe9\r\ncontent-length: 0\r\n\r\n")
-    assert wired.sink.headers == {"content-type": "Text/Plain", "x-odd": "café", "content-length": "0"}
+    assert wired.sink.headers == {"content-type": "Text/Plain", "x-odd": "café"}
+
+
+@pytest.mark.parametrize("num_bytes_first", [10, 1000])
+def test_a_length_is_told_apart_from_the_headers(num_bytes_first: int) -> None:
+    whole = OK + b"x: y\r\ncontent-length: 2\r\n\r\nab"
+    sink = Wired().receive(whole[:num_bytes_first], whole[num_bytes_first:]).sink
+    assert (sink.length, sink.headers) == (2, {"x": "y"})
+    assert Wired().receive(OK + b"transfer-encoding: chunked\r\n\r\n").sink.length is None
 
 
 def test_an_answer_without_a_length_ends_with_the_connection() -> None:
@@ -159,7 +180,9 @@ def test_a_connection_serves_one_exchange_after_the_other() -> None:
     ids=lambda sent: repr(sent[:40]),
 )
 def test_what_is_no_answer_is_an_error_and_the_end_of_the_connection(sent: bytes) -> None:
-    wired = Wired(is_reused=True).receive(sent, b"more")
+    known = KnownHeads(learn_answer)
+    Wired(known=known).receive(sent)
+    wired = Wired(is_reused=True, known=known).receive(sent, b"more")
     assert isinstance(wired.sink.error, BadAnswer)
     assert (wired.socket.end, wired.kept, wired.resent) == ("aborted", [], [])
     wired.lose()
@@ -235,15 +258,15 @@ def test_noise_ends_an_answer_at_most_once(name: str, noise: list[tuple[int, int
 # the way back
 
 
-def test_the_request_goes_out_with_its_host_and_length() -> None:
-    attempt = make_attempt(ReplicaSpec("http://b:9/base"), b"{...}", [("x-odd", "café"), ("x-request-id", "1")])
+def test_the_request_goes_out_with_its_host_id_and_length() -> None:
+    attempt = make_attempt(ReplicaSpec("http://b:9/base"), b"{...}", (("x-odd", "café"), ("x-other", "1")))
     wired = Wired()
     exchange = HttpExchange(attempt, FakeSink(), wired.resent.append)
     wired.socket.sent = b""
     exchange.start(wired.connection, is_reused=False)
     assert wired.socket.sent == (
-        b"POST /base/v1/completions HTTP/1.1\r\nhost: b:9\r\ncontent-length: 5\r\n"
-        b"x-odd: caf\xe9\r\nx-request-id: 1\r\n\r\n{...}"
+        b"POST /base/v1/completions HTTP/1.1\r\nhost: b:9\r\nx-odd: caf\xe9\r\nx-other: 1\r\n"
+        b"x-request-id: req-1\r\ncontent-length: 5\r\n\r\n{...}"
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from router.core import ReplicaSpec
 from router.errors import ConnectFailed, ConnectionCut
-from router.upstream.connection import HttpExchange
+from router.upstream.exchange import HttpExchange
 from router.upstream.http import IDLE_S, HttpUpstream
 from tests.contracts.hostile import (
     Behaviour,
@@ -86,7 +86,7 @@ async def test_an_attempt_reaches_the_replica_and_its_answer_the_sink(rig: Rig) 
     sink = await rig.exchange()
     (call,) = rig.script.calls
     assert (call.path, call.body) == ("/v1/completions", b"{}")
-    assert call.headers == {"host": rig.replica.id, "content-length": "2"}
+    assert call.headers == {"host": rig.replica.id, "x-request-id": "req-1", "content-length": "2"}
     assert (sink.status, sink.body, sink.ends) == (200, b'{"id": 1}', ["end"])
     assert rig.counts == "<HttpUpstream 1 open, 1 idle>"
 
@@ -165,7 +165,7 @@ async def test_replicas_have_pools_of_their_own(rig: Rig) -> None:
 
 
 async def test_a_pooled_connection_that_dies_at_its_reuse_costs_one_more_try(rig: Rig) -> None:
-    rig.script.script.extend([answers({}), closes, answers({"second": True})])
+    rig.script.queue.extend([answers({}), closes, answers({"second": True})])
     await rig.exchange()
     sink = await rig.exchange()
     assert (sink.body, sink.ends) == (b'{"second": true}', ["end"])
@@ -173,7 +173,7 @@ async def test_a_pooled_connection_that_dies_at_its_reuse_costs_one_more_try(rig
 
 
 async def test_only_one_more_try(rig: Rig) -> None:
-    rig.script.script.extend([answers({}), closes, closes])
+    rig.script.queue.extend([answers({}), closes, closes])
     await rig.exchange()
     assert isinstance((await rig.exchange()).error, ConnectionCut)
     assert len(rig.script.calls) == 3
@@ -186,7 +186,7 @@ async def test_a_fresh_connection_that_dies_is_an_error_at_once(rig: Rig) -> Non
 
 
 async def test_the_one_more_try_may_find_nobody(rig: Rig) -> None:
-    rig.script.script.append(answers({}))
+    rig.script.queue.append(answers({}))
     await rig.exchange()
     sink = await rig.ask()
     call = await rig.script.call(1)
@@ -197,7 +197,7 @@ async def test_the_one_more_try_may_find_nobody(rig: Rig) -> None:
 
 
 async def test_an_abort_during_the_one_more_try_is_heard(rig: Rig) -> None:
-    rig.script.script.extend([answers({}), closes])
+    rig.script.queue.extend([answers({}), closes])
     await rig.exchange()
     sink = FakeSink()
     exchange = await rig.upstream.open(make_attempt(rig.replica.spec), sink)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as replicas speak it: what they may put into an answer, and when their connections may be used again.
+"""When a connection to a replica is used again, and when it must not be.
 
 The fault: engines behind uvicorn close a connection that was idle for 5 s, perhaps in the very moment in which it is
 used again. So it is let go before, and what is lost before any byte of an answer is sent once more, and only once.
@@ -13,81 +13,15 @@ from router.core import Outcome
 from router.upstream.http import HttpUpstream
 from tests.contracts.conftest import Rig, Rigs
 from tests.contracts.hostile import DONE, Behaviour, Call, answers, closes, event, resets, says, streams
-from tests.fakes import turns, until
+from tests.fakes import until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
-ENDS_AT_CLOSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-
-WELL_FORMED: dict[str, tuple[Behaviour, bytes]] = {
-    "interim heads first": (
-        says(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK),
-        b"{}",
-    ),
-    "trailers": (
-        says(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-Sum: 1\r\n\r\n"),
-        b"{}",
-    ),
-    "chunk extensions": (says(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;a=b\r\n{}\r\n0\r\n\r\n"), b"{}"),
-    "a length": (says(OK), b"{}"),
-    "no reason": (says(b"HTTP/1.1 200\r\nContent-Length: 2\r\n\r\n{}"), b"{}"),
-    "HTTP/1.0, until the close": (says(b"HTTP/1.0 200 OK\r\n\r\n{}", then_closes=True), b"{}"),
-    "until the close": (says(ENDS_AT_CLOSE + event("a") + DONE, then_closes=True), event("a") + DONE),
-    "nothing": (says(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), b""),
-}
 
 
-@pytest.mark.parametrize("form", WELL_FORMED)
-async def test_an_answer_of_any_form_passes(rigs: Rigs, form: str) -> None:
-    behaviour, body = WELL_FORMED[form]
-    rig = await rigs.open()
-    rig.script.otherwise = behaviour
-    client = await rig.connect()
-    for number in range(2):
-        client.ask()
-        answer = await client.answer(number)
-        assert (answer.status, answer.payload, answer.is_complete) == (200, body, True)
-        assert not {"link", "x-sum"} & set(answer.headers)
-    await rig.until_idle()
-    assert rig.station.outcomes == [Outcome.OK, Outcome.OK]
-
-
-@pytest.mark.parametrize("form", ["interim heads first", "trailers", "a length"])
-async def test_an_answer_that_comes_byte_by_byte_passes(rigs: Rigs, form: str) -> None:
-    behaviour, body = WELL_FORMED[form]
-    rig = await rigs.open()
-    client = await rig.ask()
-    call = await rig.call()
-    for byte in _bytes_of(behaviour):
-        call.raw(byte)
-        await turns(2)
-    assert (await client.answer()).payload == body
-
-
-async def test_a_stream_until_the_close_that_lacks_its_done_is_a_cut_one(rigs: Rigs) -> None:
-    rig = await rigs.open()
-    rig.script.otherwise = says(ENDS_AT_CLOSE + event("a"), then_closes=True)
-    answer = await (await rig.ask(stream=True)).answer()
-    assert answer.payload.startswith(event("a") + b'data: {"error":')
-
-
-async def test_a_token_is_passed_on_in_the_very_read_that_brings_it(rigs: Rigs) -> None:
-    """Held back for a timer, or to be sent with the next, it would be late for nothing."""
-    rig = await rigs.open()
-    client = await rig.ask(stream=True)
-    (await rig.call()).stream()
-    await until(lambda: any(relay.status or relay._incoming.status for relay in rig.station.relays))
-    [upstream], [downstream] = rig.upstreams.upstream._open, rig.replies.port.connections
-    assert downstream._reply is not None
-    told: list[bytes] = []
-
-    class Tap:
-        def writelines(self, pieces: list[bytes]) -> None:
-            told.extend(pieces)
-
-    downstream._reply._transport = Tap()  # type: ignore[assignment]
-    upstream.data_received(b"%x\r\n%b\r\n" % (len(event("a")), event("a")))
-    assert event("a") in told
-    client.leave()
+@pytest.fixture
+def upstream() -> str:
+    """These cases are HTTP's own."""
+    return "http"
 
 
 @dataclass(eq=False)
@@ -110,7 +44,7 @@ class Pooled:
 
     async def serve(self, behaviour: Behaviour | None = None) -> bytes:
         if behaviour is not None:
-            self.rig.script.script.append(behaviour)
+            self.rig.script.queue.append(behaviour)
         self.rig.script.otherwise = answers({"id": 1})
         payload = (await (await self.rig.ask()).answer()).payload
         self.rig.script.otherwise = None
@@ -227,7 +161,7 @@ async def test_a_reused_connection_that_dies_before_any_byte_is_made_good_once(
 
 
 async def test_a_request_is_made_good_once_and_not_twice(pooled: Pooled) -> None:
-    pooled.rig.script.script.append(closes)
+    pooled.rig.script.queue.append(closes)
     assert b"replica_connection_lost" in await pooled.serve(closes)
     assert len(pooled.rig.script.calls) == 3
 
@@ -270,22 +204,24 @@ async def test_a_lost_replica_that_cannot_be_made_good_is_replaced(rigs: Rigs) -
         rig.replicas[0].stop_listening()
         call.close()
 
-    rig.script.script.append(dies)
+    rig.script.queue.append(dies)
     answer = await (await rig.ask()).answer()
     assert answer.payload == b'{"id": 2}'
     assert [call.replica_id for call in rig.script.calls] == [dying.replica_id] * 2 + [rig.replicas[1].id]
     assert rig.station.outcomes == [Outcome.OK, Outcome.UPSTREAM_FAILED, Outcome.OK]
 
 
-def _bytes_of(behaviour: Behaviour) -> list[bytes]:
-    """The bytes that a behaviour would send, one by one."""
-
-    class Recorder:
-        data = b""
-
-        def raw(self, data: bytes) -> None:
-            self.data += data
-
-    recorder = Recorder()
-    behaviour(recorder)  # type: ignore[arg-type]
-    return [bytes([byte]) for byte in recorder.data]
+async def test_a_connection_whose_last_read_paused_it_serves_again(pooled: Pooled) -> None:
+    """An answer that fills the client's buffer in the very read that ends it must not leave its connection paused in
+    the pool: the next request on it would never be heard."""
+    rig = pooled.rig
+    client = await rig.ask()
+    await rig.call(1)
+    client.stop_reading()
+    [connection] = pooled.upstream._open
+    connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 200_000)
+    assert rig.replies.num_unsent > 64 * 1024
+    client.read_on()
+    assert len((await client.answer()).payload) == 200_000
+    assert await pooled.serve() == b'{"id": 1}'
+    assert pooled.num_accepted == 1

@@ -1,0 +1,142 @@
+"""What operators see of several workers: one `/metrics`, one replica table, one readiness, for all of them. Reads the
+supervisor's reports; passes on what is asked of it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from router import pages
+from router.app import Router, open_admin
+from router.config import Settings
+from router.errors import PointsmanError
+from router.supervisor import RestartFailed, Supervisor
+from router.transports.web import UnknownReplica, Views, admin_routes
+from router.workers.figures import Totals, merge_replicas, render
+from router.workers.frames import Family
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """A router of one process or of several, as commands have it. `run(stop, on_open)` raises ConfigError where a port
+    cannot be had; `ready()` is (is it ready, detail); `restart()` replaces the processes one by one, None where
+    there is only the one."""
+
+    run: Callable[[asyncio.Event, Callable[[], None]], Coroutine[Any, Any, None]]
+    ready: Callable[[], tuple[bool, Mapping[str, object]]]
+    models: Callable[[], Sequence[Mapping[str, object]]]
+    restart: Callable[[], None] | None = None
+
+
+def open_front(settings: Settings, logger: logging.Logger) -> Front:
+    """Raises ConfigError for settings that name what is not there, before any process is started."""
+    router = Router(settings, logger)
+    if settings.workers == 1:
+        return Front(router.run, lambda: pages.readiness(router), router.registry.models)
+    supervisor = Supervisor(settings)
+    company = Company(supervisor)
+
+    async def run(stop: asyncio.Event, on_open: Callable[[], None]) -> None:
+        async with open_admin(company_routes(company), settings):
+            await supervisor.run(stop, on_open)
+
+    return Front(run, company.ready, company.models, supervisor.restart_soon)
+
+
+class RestartRefused(PointsmanError):
+    status = 500
+    code = "restart_failed"
+
+
+def company_routes(company: "Company") -> web.Application:
+    """The admin port's routes. What they show is asked of the workers with each question."""
+    views = Views(
+        version=version("pointsman"),
+        models=company.models,
+        live=lambda: {},
+        ready=company.ready,
+        replicas=company.replicas,
+        set_draining=company.check_replica,
+        metrics=company.metrics,
+    )
+    app = admin_routes(views)
+    app.middlewares.append(company.middleware())
+    app.router.add_post("/admin/workers/restart", company.restart)
+    return app
+
+
+class Company:
+    """A method for each page."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def middleware(self) -> Middleware:
+        """Fresh reports before a page is made, and an order in force before it is answered."""
+
+        @web.middleware
+        async def ask_first(request: web.Request, handler: Handler) -> web.StreamResponse:
+            await self._supervisor.refresh()
+            response = await handler(request)
+            *_, verb = request.path.split("/")
+            if verb in ("drain", "undrain") and response.status == 200:
+                await self._supervisor.set_draining(request.match_info["id"], verb == "drain")
+            return response
+
+        return ask_first
+
+    def models(self) -> Sequence[Mapping[str, object]]:
+        return next((report.models for report in self._supervisor.reports if report.models), [])
+
+    def replicas(self) -> Sequence[Mapping[str, object]]:
+        return merge_replicas(self._supervisor.reports)
+
+    def ready(self) -> tuple[bool, Mapping[str, object]]:
+        """Ready where any worker is: it is such a one that a client will get."""
+        supervisor = self._supervisor
+        reports = sorted(supervisor.reports, key=lambda report: not report.is_ready)
+        is_ready = bool(reports) and reports[0].is_ready and not supervisor.is_stopping
+        detail = dict(reports[0].readiness) if reports else {}
+        detail |= {
+            "draining": supervisor.is_stopping,
+            "workers_serving": supervisor.num_serving,
+            "workers_total": supervisor.settings.workers,
+        }
+        return is_ready, detail
+
+    def metrics(self) -> bytes:
+        supervisor, totals = self._supervisor, Totals()
+        totals.add(supervisor.departed.families())
+        for report in supervisor.reports:
+            totals.add(report.families)
+        totals.add(
+            [
+                _single("pointsman_workers", "gauge", "Processes that serve.", supervisor.num_serving),
+                _single("pointsman_worker_deaths", "counter", "Processes that died.", supervisor.num_deaths),
+            ]
+        )
+        return render(totals)
+
+    def check_replica(self, id: str, on: bool) -> None:
+        """Whether there is such a replica. The order itself goes out once the answer is known (`middleware`)."""
+        known = [str(row["id"]) for row in self.replicas()]
+        if id not in known:
+            raise UnknownReplica(f"There is no replica `{id}`; there are: {', '.join(known)}.", param="id")
+
+    async def restart(self, _: web.Request) -> web.Response:
+        """Answers when all are replaced."""
+        try:
+            await self._supervisor.restart_all()
+        except RestartFailed as error:
+            raise RestartRefused(str(error)) from None
+        return web.json_response({"workers": self._supervisor.num_serving})
+
+
+def _single(name: str, kind: str, help: str, value: float) -> Family:
+    return Family(name, kind, help, [(name + ("_total" if kind == "counter" else ""), {}, float(value))])
