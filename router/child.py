@@ -28,7 +28,8 @@ from router.workers.orders import FeedOrders, RouterOrders
 from router.workers.sharing import Sharing
 
 REPORT_INTERVAL_S = 1.0
-_POLL_S = 0.05
+SETTLE_TIMEOUT_S = 5.0
+_POLL_S = 0.02
 
 
 def run_router(descriptor: int) -> int:
@@ -85,12 +86,19 @@ class _ChildRouter:
             group.create_task(self._router.registry.run_told())
             group.create_task(self._report_forever())
             group.create_task(self._leave_when_retired())
-            await self._mirror.has_snapshot.wait()
-            while self._router.is_loading:  # noqa: ASYNC110  (tokenizers are loaded in threads, one after the other)
-                await asyncio.sleep(_POLL_S)
+            await self._know_replicas()
             await self._open(self._given.slot)
             self._line.send(Serving())
             await self._obey()
+
+    async def _know_replicas(self) -> None:
+        """So that who comes first waits for nothing that our siblings know already; but a replica that hangs, or a
+        tokenizer that is slow to load, holds up no start."""
+        await self._mirror.has_snapshot.wait()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + SETTLE_TIMEOUT_S
+        while loop.time() < until and (not self._mirror.is_settled or self._router.is_loading):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
 
     async def _obey(self) -> None:
         while True:

@@ -54,19 +54,19 @@ class Prompts:
         found = self._find(request, pool, adapter)
         if isinstance(found, Prompt):
             return found
-        if sum(map(len, found.texts)) > self._inline_bytes:
-            return None
-        return found.finish(found.tokenizer.encode_all(found.texts))
+        return found.finish(found.tokenizer.encode_all(found.texts)) if self._is_short(found) else None
 
     async def read(self, request: Request, pool: Pool, adapter: str | None) -> Prompt:
         """As `read_now`, but waits where there is much new text, and nowhere else."""
-        prompt = self.read_now(request, pool, adapter)
-        if prompt is not None:
-            return prompt
         found = self._find(request, pool, adapter)
         if isinstance(found, Prompt):
             return found
+        if self._is_short(found):
+            return found.finish(found.tokenizer.encode_all(found.texts))
         return found.finish(await self._flights.encode(found.tokenizer, found.keys, found.texts))
+
+    def _is_short(self, unread: Unread) -> bool:
+        return sum(map(len, unread.texts)) <= self._inline_bytes
 
     def _find(self, request: Request, pool: Pool, adapter: str | None) -> Prompt | Unread:
         scope = self._scope(pool.block_size, adapter, request.cache_salt)

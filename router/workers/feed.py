@@ -155,7 +155,9 @@ class Feed:
         self._news.clear()
         if not self._registry.has_listed:
             return  # a snapshot of nothing would take the workers' replicas away
-        self._begin()
+        if not self._has_begun:
+            ids = [member.replica.id for member in self._registry.members()]
+            self._columns.retire_all_but(ids, self._sequence + 1)
         sightings = [self._sight(member) for member in self._changed.values()]
         new = [sighting for sighting in sightings if sighting != self._known.get(sighting.id)]
         gone, documents = self._gone, self._new_documents
@@ -164,16 +166,14 @@ class Feed:
         if new or gone or documents:
             self._sequence += 1
             self._send_all(frames.pack(Delta(self._sequence, new, gone, documents)))
+        if not self._has_begun:
+            self._begin()
 
     def _begin(self) -> None:
-        """The first list is complete: greet who came before it, and take back the columns of those who are gone."""
-        if self._has_begun:
-            return
+        """The first list is complete: greet those who came before it."""
         self._has_begun = True
-        self._columns.retire_all_but([member.replica.id for member in self._registry.members()], self._sequence + 1)
-        for worker, number in self._workers.items():
-            if number is not None:
-                self._greet(worker)
+        for worker in self._greeted():
+            self._greet(worker)
 
     def _sight(self, member: Member) -> Sighting:
         id = member.replica.id

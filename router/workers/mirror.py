@@ -32,7 +32,13 @@ class Mirror:
     has_snapshot: asyncio.Event = field(default_factory=asyncio.Event)
     _seats: dict[str, tuple[Replica, int | None]] = field(default_factory=dict, init=False)
     _documents: dict[str, Mapping[str, object]] = field(default_factory=dict, init=False)
+    _unsettled: set[str] = field(default_factory=set, init=False)
     _chains: deque[tuple[str, bytes]] = field(default_factory=deque, init=False)
+
+    @property
+    def is_settled(self) -> bool:
+        """Has the feed said of every replica whether it is there?"""
+        return self.has_snapshot.is_set() and not self._unsettled
 
     def apply(self, message: Snapshot | Delta | Dispatches) -> None:
         match message:
@@ -68,6 +74,9 @@ class Mirror:
                     member.publish = self.desk.seat(member.replica, sighting.column)
             model = sighting.identity.models[0] if sighting.identity is not None else None
             self.registry.adopt(sighting, self._documents.get(model) if model is not None else None)
+        self._unsettled -= {sighting.id for sighting in sightings if sighting.is_settled}
+        self._unsettled |= {sighting.id for sighting in sightings if not sighting.is_settled}
+        self._unsettled &= members.keys()
         if self.desk.row is not None:
             self.desk.row.applied = sequence
 

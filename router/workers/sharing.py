@@ -64,6 +64,11 @@ class Sharing:
                 line.abort()
             await asyncio.sleep(RECONNECT_S)
 
+    @property
+    def is_connected(self) -> bool:
+        """To the feed's address; a feed that is being started answers later."""
+        return self._line is not None and self._line.is_open
+
     # for the rooms
 
     def dispatched(self, demand: Demand, decision: Decision, now: float) -> None:

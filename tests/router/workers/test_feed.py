@@ -242,6 +242,20 @@ async def test_workers_keep_what_they_know_while_there_is_no_feed_and_while_a_ne
         await until(lambda: all(crew.states() == {replica.id: "STARTING"} for crew in rig.crews))
 
 
+async def test_who_waits_for_a_new_feed_loses_nothing_when_it_comes() -> None:
+    """Its first snapshot is of what it has listed, never of nothing: no replica goes and comes back."""
+    async with FakeReplica("m") as replica, host(replica) as rig:
+        await rig.until_ready()
+        known = [crew.registry.replicas() for crew in rig.crews]
+        await rig.stop_feed()
+        await until(lambda: all(crew.sharing.is_connected for crew in rig.crews))
+        rig.start_feed()
+        late = rig.join()
+        await until(lambda: late.states() == {replica.id: "READY"})
+        assert [crew.registry.replicas() for crew in rig.crews[:2]] == known
+        assert [crew.lost for crew in rig.crews[:2]] == [[], []]
+
+
 async def test_a_new_feed_keeps_drained_what_was() -> None:
     async with FakeReplica("m") as replica, host(replica) as rig:
         await rig.until_ready()

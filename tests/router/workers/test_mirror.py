@@ -132,9 +132,10 @@ def test_what_a_new_feed_has_not_looked_at_yet_stands_as_it_was(rig: Rig) -> Non
     rig.mirror.apply(Snapshot(1, [sighting()], []))
     rig.mirror.apply(Snapshot(2, [sighting(state=ReplicaState.STARTING, is_settled=False, identity=None)], []))
     assert repr(rig.replica("a")) == "<Replica a READY 0 in flight>"
-    assert rig.lost == []
+    assert (rig.lost, rig.mirror.is_settled) == ([], False)
     rig.mirror.apply(Delta(3, [sighting(state=ReplicaState.STARTING, identity=None)], [], []))
     assert repr(rig.replica("a")) == "<Replica a STARTING 0 in flight>"
+    assert rig.mirror.is_settled
 
 
 def test_each_loss_is_heard_once(rig: Rig) -> None:
