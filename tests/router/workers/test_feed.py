@@ -248,6 +248,7 @@ async def test_who_waits_for_a_new_feed_loses_nothing_when_it_comes() -> None:
         await rig.until_ready()
         known = [crew.registry.replicas() for crew in rig.crews]
         await rig.stop_feed()
+        await until(lambda: not any(crew.sharing.is_connected for crew in rig.crews))
         await until(lambda: all(crew.sharing.is_connected for crew in rig.crews))
         rig.start_feed()
         late = rig.join()
