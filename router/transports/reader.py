@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import httptools
 
+from router.core import Headers
 from router.errors import (
     BodyTooLarge,
     HeadTooLarge,
@@ -20,6 +21,7 @@ from router.errors import (
     UnsupportedEncoding,
 )
 from router.heads import KnownHeads, RequestHead, path_of, without_length
+from router.transports.inflate import Inflater, inflater_for
 
 # Of a head, and of trailers or chunk extensions between two pieces of a body.
 MAX_HEAD_BYTES = 64 * 1024
@@ -109,6 +111,7 @@ class RequestReader:
         self._target = b""
         self._headers: list[tuple[str, str]] = []
         self._pieces = []
+        self._inflater: Inflater | None = None
         self._num_body_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -130,19 +133,21 @@ class RequestReader:
         if self._num_body_bytes > self._max_body_bytes:
             self._refuse_body()
         elif not self._is_broken:
-            self._pieces.append(payload)
+            self._take(payload)
 
     def on_message_complete(self) -> None:
         self.is_mid_message = False
         self._overhead_bytes = 0
         if self._is_broken or self._is_upgrade_with_body():
             return
+        if self._inflater is not None and not self._has_inflated(self._inflater):
+            return
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         head = RequestHead(
             method=self._parser.get_method().decode("latin-1"),
             target=self._target,
             version=self._parser.get_http_version(),
-            headers=without_length(self._headers),
+            headers=self._passed_headers(),
             keeps_alive=bool(self._parser.should_keep_alive()),
             path=path_of(self._target),
         )
@@ -167,12 +172,35 @@ class RequestReader:
             self._refuse_head()
         elif num_hosts > 1 or (num_hosts == 0 and version == "1.1"):
             self._refuse(InvalidRequest("The request must have one Host header."))
-        elif any(name == "content-encoding" and value.lower() != "identity" for name, value in self._headers):
-            self._refuse(UnsupportedEncoding("Only bodies without content-encoding are accepted."))
         elif int(fields.get("content-length", "0")) > self._max_body_bytes:
             self._refuse_body()
-        elif fields.get("expect", "").lower() == "100-continue" and not self.waiting:
+        elif self._can_decode() and fields.get("expect", "").lower() == "100-continue" and not self.waiting:
             self._on_expect()
+
+    def _can_decode(self) -> bool:
+        try:
+            self._inflater = inflater_for(tuple(self._headers), self._max_body_bytes)
+        except UnsupportedEncoding as error:
+            self._refuse(error)
+        return not self._is_broken
+
+    def _take(self, payload: bytes) -> None:
+        try:
+            self._pieces.append(payload if self._inflater is None else self._inflater.feed(payload))
+        except InvalidRequest as error:
+            self._refuse(error)
+
+    def _has_inflated(self, inflater: Inflater) -> bool:
+        try:
+            inflater.end()
+        except InvalidRequest as error:
+            self._refuse(error)
+        return not self._is_broken
+
+    def _passed_headers(self) -> Headers:
+        """As the replica may see them: it gets the body as we understood it."""
+        headers = without_length(self._headers)
+        return headers if self._inflater is None else tuple(pair for pair in headers if pair[0] != "content-encoding")
 
     def _refuse_head(self) -> None:
         self._refuse(HeadTooLarge(f"The request's head is over {MAX_HEAD_BYTES} bytes."))
