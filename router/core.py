@@ -16,7 +16,7 @@ request is a msgspec Struct: a frozen dataclass would cost eight times as much.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from types import TracebackType
 
 import msgspec
@@ -25,8 +25,8 @@ Headers = tuple[tuple[str, str], ...]
 """Names in lower case, and values."""
 
 
-class Outcome(Enum):
-    """How a request or a lease ended; the value is the metrics label."""
+class Outcome(StrEnum):
+    """How a request or a lease ended; it is its own metrics label."""
 
     OK = "ok"
     REJECTED = "rejected"
@@ -36,8 +36,8 @@ class Outcome(Enum):
     CUT_MID_STREAM = "cut_mid_stream"
 
 
-class Surface(Enum):
-    """The inference routes of the data port; the value is the path."""
+class Surface(StrEnum):
+    """The inference routes of the data port; each is its own path."""
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
@@ -241,7 +241,7 @@ class Lease:
             self.release(Outcome.CLIENT_GONE if was_left else Outcome.UPSTREAM_FAILED, error)
 
     def __repr__(self) -> str:
-        state = "open" if self.outcome is None else self.outcome.value
+        state = "open" if self.outcome is None else self.outcome
         return f"<Lease {self.demand.request.id} on {self.replica.id} {state}>"
 
 

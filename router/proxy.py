@@ -126,7 +126,7 @@ class Proxy:
         spec = lease.replica.spec
         return Attempt(
             replica=lease.replica,
-            path=request.surface.value,
+            path=request.surface,
             request_id=request.id,
             headers=headers.to_replica(request.headers, spec.api_key, forwards_credentials=limits.forward_credentials),
             # Our queue's field: engines without priority scheduling refuse it.

@@ -62,10 +62,7 @@ class Incoming:
     events: openai.EventStream | None = None
     error_bytes: bytes = b""
     json_tail: bytes = b""
-
-    @property
-    def is_success(self) -> bool:
-        return 200 <= self.status < 300
+    is_success: bool = False
 
     @property
     def usage(self) -> Usage | None:
@@ -210,6 +207,7 @@ class Relay:
         answer = self._incoming
         answer.last_byte_at = self._clock()
         answer.status, answer.headers, answer.length = status, headers_in, length
+        answer.is_success = 200 <= status < 300
         if answer.is_success and headers.is_event_stream(headers_in):
             answer.events = openai.EventStream()
         elif answer.is_success and self.phase is Phase.HELD:

@@ -28,13 +28,15 @@ class Verdict(Enum):
 
 def judge(outcome: Outcome | None, error: BaseException | None) -> Verdict:
     """A client that leaves and a deadline that passes are never a replica's fault; a refusal (4xx) is its duty."""
+    if outcome is Outcome.OK:
+        return Verdict.SUCCESS
     if outcome in (Outcome.CLIENT_GONE, Outcome.EXPIRED):
         return Verdict.NOTHING
     if isinstance(error, UpstreamStatus) and error.is_backpressure:
         return Verdict.BACK_PRESSURE
     if isinstance(error, PointsmanError) and error.blames_replica:
         return Verdict.FAULT
-    if outcome is Outcome.OK or isinstance(error, UpstreamStatus):
+    if isinstance(error, UpstreamStatus):
         return Verdict.SUCCESS
     return Verdict.NOTHING
 

@@ -21,8 +21,7 @@ class Journal:
         self._metrics.predicted.add((model,), lease.decision.matched_tokens)
 
     def attempted(self, lease: Lease) -> None:
-        outcome = lease.outcome.value if lease.outcome is not None else Outcome.CLIENT_GONE.value
-        self._metrics.attempts.add((lease.replica.id, outcome))
+        self._metrics.attempts.add((lease.replica.id, lease.outcome or Outcome.CLIENT_GONE))
 
     def retried(self, error: PointsmanError) -> None:
         self._metrics.retries.add((error.code or error.type,))
@@ -34,7 +33,7 @@ class Journal:
     def ended(self, request: Request, lease: Lease | None, status: int, usage: Usage, outcome: Outcome) -> None:
         # Unknown models are the client's words: as labels they would have no bound.
         model = lease.demand.pool.model if lease is not None else "none"
-        self._metrics.requests.add((model, outcome.value, str(status)))
+        self._metrics.requests.add((model, outcome, str(status)))
         self._metrics.duration.observe(usage.total_s, (model,))
         if usage.first_token_s is not None:
             self._metrics.first_byte.observe(usage.first_token_s, (model,))
@@ -61,7 +60,7 @@ def _fields(request: Request, lease: Lease | None, status: int, usage: Usage, ou
     fields: dict[str, object] = {
         "request_id": request.id,
         "model": request.model,
-        "outcome": outcome.value,
+        "outcome": outcome,
         "status": status,
         "total_ms": round(usage.total_s * 1e3, 1),
         **{f"{kind}_tokens": count for kind, count in _counts(usage).items()},

@@ -16,12 +16,12 @@ from router.headers import request_id
 from router.heads import KnownHeads, learn_request
 from router.ports import Clock
 from router.transports.loan import Loan
-from router.transports.reader import Message, Refusal, RequestReader
+from router.transports.reader import Message, RequestReader
 from router.transports.reply import HttpReply, encode_head
 
 Handle = Callable[[Request, HttpReply], Coroutine[Any, Any, None]]
 
-_SURFACES = {surface.value: surface for surface in Surface}
+_SURFACES: dict[str, Surface] = {surface: surface for surface in Surface}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # A slow client stops our reading of it, and of the replica, at this much unsent.
 MAX_UNSENT_BYTES = 64 * 1024
@@ -174,10 +174,11 @@ class ClientConnection(asyncio.Protocol):
         waiting = self._reader.waiting
         while waiting and self._is_free and not self._transport.is_closing():
             item = waiting.popleft()
-            if isinstance(item, Refusal):
+            if isinstance(item, Message):
+                self._serve(item)
+            else:
                 self._refuse(item.error)
                 return
-            self._serve(item)
         if self._is_reading_paused and self._is_free:
             self._is_reading_paused = False
             self._transport.resume_reading()
