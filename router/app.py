@@ -263,12 +263,16 @@ class Router:
     async def _handle_last(self, request: Request, reply: Reply) -> None:
         await self.proxy.handle(request, LastReply(reply))
 
+    async def _known(self, model: str, deadline: float) -> tuple[Pool, str | None]:
+        """Nobody waits for a replica to say what it serves for longer than for a place on it."""
+        return await self.registry.known(model, min(deadline, time.monotonic() + self.settings.queue_timeout_s))
+
     def _new_proxy(self) -> Proxy:
         settings = self.settings
         return Proxy(
             gate=self.gate,
             find=self.registry.find,
-            known=self.registry.known,
+            known=self._known,
             prompts=self.prompts,
             queue=self.queue,
             placer=self.placement,
