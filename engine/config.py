@@ -36,7 +36,9 @@ class EngineConfig:
     )
     threads: int | None = _setting("threads that compute on the cpu; if unset, one a core", default=None)
     max_num_seqs: int = _setting("requests computed in one step, at most", default=32)
-    max_num_batched_tokens: int = _setting("budget of a step", default=512, unit="tokens")
+    max_num_batched_tokens: int = _setting(
+        "budget of a step, which others, and a cancel, may have to wait for", default=256, unit="tokens"
+    )
     max_model_len: int | None = _setting(
         "longest context; if unset, the model's or what the KV cache holds", default=None, unit="tokens"
     )

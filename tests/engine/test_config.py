@@ -66,7 +66,7 @@ def test_a_misspelt_flag_suggests_the_nearest(capsys: pytest.CaptureFixture[str]
         (["--max-model-len", "-1"], "--max-model-len must be at least 1"),
         (["--kv-cache-gib", "0"], "--kv-cache-gib must be above 0"),
         (["--kv-cache-gib", "nan"], "--kv-cache-gib must be above 0"),
-        (["--max-num-seqs", "600"], "--max-num-batched-tokens (512) must be at least --max-num-seqs (600)"),
+        (["--max-num-seqs", "600"], "--max-num-batched-tokens (256) must be at least --max-num-seqs (600)"),
     ],
 )
 def test_a_senseless_value_is_refused_by_name(
