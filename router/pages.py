@@ -97,7 +97,7 @@ def add_gauges(router: "Router") -> None:
     add("pointsman_replica_state", "1 for the state it is in.", ("replica", "state"), lambda: _states(replicas()))
     add(
         "pointsman_replica_knowledge",
-        "1 for how its cache is known: EXACT, APPROXIMATE or BLIND.",
+        "1 for how its cache is known: APPROXIMATE or BLIND.",
         ("replica", "knowledge"),
         lambda: [((replica.id, knowledge(router, replica)), 1.0) for replica in replicas()],
     )

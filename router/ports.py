@@ -95,11 +95,11 @@ class Upstream(Protocol):
 class PromptReader(Protocol):
     """Turns a request's input into block hashes under its pool's tokenizer."""
 
-    def read_now(self, request: Request, pool: Pool, adapter: str | None) -> Prompt | None:
-        """None where there is so much new text that it is to be read off the event loop. Raises as `read`."""
-
     async def read(self, request: Request, pool: Pool, adapter: str | None) -> Prompt:
-        """Raises InvalidRequest where the pool's chat template refuses the messages."""
+        """At once, but where there is much new text: that is read off the event loop.
+
+        Raises InvalidRequest where the pool's chat template refuses the messages.
+        """
 
 
 class PrefixIndex(Protocol):
@@ -119,11 +119,11 @@ class PrefixIndex(Protocol):
 class Queue(Protocol):
     """Whether and when a demand gets a place."""
 
-    def try_place(self, demand: Demand) -> Lease | None:
-        """A place at once, where one is free and nobody waits who comes first."""
-
     async def place(self, demand: Demand) -> Lease:
-        """Wait for a place. Raises Overloaded, NoReplica or Expired. Cancelled while waiting, it leaves at once."""
+        """A place at once where one is free and nobody waits who comes first, else wait for one.
+
+        Raises Overloaded, NoReplica or Expired. Cancelled while waiting, it leaves at once.
+        """
 
     def pump(self) -> None:
         """Something changed (a release, a replica ready): place those who wait, in order."""

@@ -39,7 +39,7 @@ class ProxyLimits:
 @dataclass(eq=False, slots=True, kw_only=True)
 class Proxy:
     """Carries requests. `find` gives a model's pool and adapter, or None; `known` waits for it while some replica has
-    not yet said what it serves. Each step is tried at once before it is waited for: most need no await."""
+    not yet said what it serves. What can be done at once is: most requests wait only for the end of their answer."""
 
     gate: Gate
     find: Find
@@ -84,11 +84,11 @@ class Proxy:
     async def _serve(self, request: Request, relay: Relay) -> None:
         self.budget.earn()
         pool, adapter = self.find(request.model) or await self.known(request.model, request.deadline)
-        prompt = self.prompts.read_now(request, pool, adapter) or await self.prompts.read(request, pool, adapter)
+        prompt = await self.prompts.read(request, pool, adapter)
         _check_length(request, prompt, pool)
         demand = Demand(request, pool, prompt, adapter)
         while True:
-            lease = self.queue.try_place(demand) or await self.queue.place(demand)
+            lease = await self.queue.place(demand)
             self.journal.placed(lease)
             error = await self._attempt(lease, relay)
             if error is None:

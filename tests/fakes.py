@@ -178,9 +178,6 @@ class FakePrompts:
     def __post_init__(self) -> None:
         self.may_read.set()
 
-    def read_now(self, request: Request, pool: Pool, adapter: str | None) -> Prompt | None:
-        return make_prompt(64, first_hash=zlib.crc32(request.body)) if self.may_read.is_set() else None
-
     async def read(self, request: Request, pool: Pool, adapter: str | None) -> Prompt:
         await self.may_read.wait()
         return make_prompt(64, first_hash=zlib.crc32(request.body))

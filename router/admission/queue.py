@@ -56,14 +56,6 @@ class LocalQueue:
         if self.max_wait_s <= 0.0:
             raise ValueError("max_wait_s must be above 0")
 
-    def try_place(self, demand: Demand) -> Lease | None:
-        """See `ports.Queue`."""
-        queue = self._lines.get(demand.pool.model)
-        is_held_up = queue is not None and queue.line.is_held_up(demand)
-        if is_held_up or self.clock() >= demand.request.deadline:
-            return None
-        return self.placer.place(demand)
-
     async def place(self, demand: Demand) -> Lease:
         """See `ports.Queue`. The first try is synchronous, before any await.
 
@@ -73,10 +65,11 @@ class LocalQueue:
         now = self.clock()
         if now >= demand.request.deadline:
             raise Expired("the deadline had passed before a place was asked for")
-        lease = self.try_place(demand)
-        if lease is not None:
-            return lease
         queue = self._line_of(demand.pool)
+        if not queue.line.is_held_up(demand):
+            lease = self.placer.place(demand)
+            if lease is not None:
+                return lease
         if len(queue.line) >= self.max_waiting and not demand.tried:
             raise self._overloaded(queue, now)
         return await self._wait(queue, demand, now)

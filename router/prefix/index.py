@@ -199,12 +199,3 @@ class BlockIndex:
 
     def __repr__(self) -> str:
         return f"<BlockIndex {len(self._runs)} blocks in {len(self._by_use)} runs, {self._replicas!r}>"
-
-
-def _path(run: _Run | None) -> list[_Run]:
-    """The run and those before it, up to the root."""
-    path = []
-    while run is not None:
-        path.append(run)
-        run = run.parent
-    return path

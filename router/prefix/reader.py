@@ -52,21 +52,23 @@ class Prompts:
         ids, text with a lone surrogate.
         """
         found = self._find(request, pool, adapter)
-        if isinstance(found, Prompt):
-            return found
-        return found.finish(found.tokenizer.encode_all(found.texts)) if self._is_short(found) else None
+        return found if isinstance(found, Prompt) else self._finish_short(found)
 
     async def read(self, request: Request, pool: Pool, adapter: str | None) -> Prompt:
         """As `read_now`, but waits where there is much new text, and nowhere else."""
         found = self._find(request, pool, adapter)
         if isinstance(found, Prompt):
             return found
-        if self._is_short(found):
-            return found.finish(found.tokenizer.encode_all(found.texts))
+        prompt = self._finish_short(found)
+        if prompt is not None:
+            return prompt
         return found.finish(await self._flights.encode(found.tokenizer, found.keys, found.texts))
 
-    def _is_short(self, unread: Unread) -> bool:
-        return sum(map(len, unread.texts)) <= self._inline_bytes
+    def _finish_short(self, unread: Unread) -> Prompt | None:
+        """None where there is too much to tokenize on the event loop."""
+        if sum(map(len, unread.texts)) > self._inline_bytes:
+            return None
+        return unread.finish(unread.tokenizer.encode_all(unread.texts))
 
     def _find(self, request: Request, pool: Pool, adapter: str | None) -> Prompt | Unread:
         scope = self._scope(pool.block_size, adapter, request.cache_salt)

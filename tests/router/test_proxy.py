@@ -97,9 +97,6 @@ async def test_a_prompt_of_exact_length_over_the_context_is_refused_and_a_guess_
     assert b'"param":"prompt"' in (await house.told(house.ask(surface=Surface.COMPLETIONS))).answer
 
     class Guesses:
-        def read_now(self, request: Request, *_: object) -> None:
-            return None
-
         async def read(self, request: Request, *_: object) -> Prompt:
             return Prompt(1000, (), 16, is_exact=False)
 
