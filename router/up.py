@@ -149,9 +149,10 @@ def _screen(settings: Settings, model: str, started: Sequence[Engine]) -> str:
             f"  {'admin':9} http://{settings.admin_host}:{settings.admin_port}/metrics, `{command} replicas`",
             "\nTry it:",
             f"  curl -N {base}/chat/completions -H 'content-type: application/json' \\",
-            f'    -d \'{{"model": "{model}", "stream": true, "messages": {question}}}\'\n',
+            f'    -d \'{{"model": "{model}", "stream": true, "temperature": 0, "messages": {question}}}\'\n',
             f'  .venv/bin/python -c \'import openai; c = openai.OpenAI(base_url="{base}", api_key="-"); print(',
-            f'    c.chat.completions.create(model="{model}", messages={question}).choices[0].message.content)\'\n',
+            f'    c.chat.completions.create(model="{model}", temperature=0, messages={question})'
+            ".choices[0].message.content)'\n",
             f'  .venv/bin/{command} chat "What is the capital of France?"',
             "\nCtrl-C stops all of it.",
         ]
