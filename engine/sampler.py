@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from engine.sequence import Sampling, Sequence
+from engine.sampling import Sampling
+from engine.sequence import Sequence
 
 
 def sample(logits: Tensor, sequences: List[Sequence]) -> list[int]:

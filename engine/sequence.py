@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from engine.sampling import Sampling
 from pointsman.blockhash import block_hashes
 
 
@@ -31,26 +32,6 @@ class FinishReason(Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How to choose tokens and when to stop. `temperature` 0 is greedy; `top_k` None is the whole vocabulary.
-
-    `eos_token_ids` is empty for a request that ignores the end of sequence. The draws depend on `seed` and on
-    the position in the output only, so that the rest of the batch cannot change them.
-    """
-
-    max_tokens: int
-    seed: int = 0
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    min_p: float = 0.0
-    min_tokens: int = 0
-    eos_token_ids: frozenset[int] = frozenset()
-    stop_token_ids: frozenset[int] = frozenset()
-    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from engine.sequence import Sampling
+from engine.sampling import Sampling
 from engine.server.errors import ApiError, bad_request
 
 _Count = Annotated[int, Meta(ge=1)]

@@ -6,8 +6,9 @@ from typing import Any
 
 from engine.blocks import BlockPool
 from engine.core import EngineCore
+from engine.sampling import Sampling
 from engine.scheduler import Batch, Chunk, Scheduler
-from engine.sequence import Request, Sampling
+from engine.sequence import Request
 
 BLOCK_SIZE = 4
 
