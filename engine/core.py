@@ -6,12 +6,15 @@ clock: whoever steps it passes the time, so a simulator can step it as fast as i
 One step is `plan`, then computing the batch by whatever means, then `commit` with the tokens (or `fail`).
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as List
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from engine.scheduler import Batch, Scheduler
+from engine.sampling import Result, Sampled, TokenLogprobs
+from engine.scheduler import Batch, Chunk, Scheduler
 from engine.sequence import FinishReason, Output, Request, Sequence
 from engine.stats import Stats
+from engine.structure import Structure
 from engine.text import TextStream
 
 
@@ -27,10 +30,10 @@ class EngineCore:
     def has_work(self) -> bool:
         return self.scheduler.num_waiting + self.scheduler.num_running > 0
 
-    def add(self, request: Request, text: TextStream | None = None) -> None:
+    def add(self, request: Request, text: TextStream | None = None, structure: Structure | None = None) -> None:
         """Queues a request; without `text`, its outputs carry token ids only. Raises ValueError if it can
         never fit the KV cache."""
-        self.scheduler.add(request)
+        self.scheduler.add(request).structure = structure
         if text is not None:
             self._texts[request.id] = text
 
@@ -43,13 +46,15 @@ class EngineCore:
     def plan(self) -> Batch:
         return self.scheduler.schedule()
 
-    def commit(self, batch: Batch, tokens: List[int | None], now_s: float) -> list[Output]:
-        """`tokens` has one entry for each chunk: the sampled token, or None where the chunk does not sample."""
-        outputs = []
-        for chunk, token in zip(batch.chunks, tokens, strict=True):
+    def commit(self, batch: Batch, results: List[Result], now_s: float) -> list[Output]:
+        """`results` has one entry for each chunk."""
+        outputs: list[Output] = []
+        for chunk, result in zip(batch.chunks, results, strict=True):
             self.scheduler.computed(chunk)
-            if token is not None:
-                outputs.append(self._append(chunk.sequence, token, now_s))
+            if isinstance(result, Sampled):
+                outputs += self._take(chunk, result, now_s)
+            elif result is not None:
+                outputs.append(self._append(chunk.sequence, result, now_s))
         return outputs
 
     def fail(self, batch: Batch, error: str) -> list[Output]:
@@ -62,9 +67,20 @@ class EngineCore:
                 outputs.append(_output(sequence, (), "", error=error))
         return outputs
 
+    def _take(self, chunk: Chunk, sampled: Sampled, now_s: float) -> Iterator[Output]:
+        sequence = chunk.sequence
+        # A preempted prefill tells again what it told.
+        sequence.prompt_logprobs[chunk.start :] = sampled.prompt_logprobs
+        for token in sampled.token_ids:
+            yield replace(
+                self._append(sequence, token, now_s), logprobs=sampled.logprobs, prompt_logprobs=_told_once(sequence)
+            )
+
     def _append(self, sequence: Sequence, token: int, now_s: float) -> Output:
         self._measure(sequence, now_s)
         sequence.tokens.append(token)
+        if sequence.structure is not None and not sequence.structure.accept(token):
+            return self._end(sequence, token, "", FinishReason.ERROR, error="the token does not fit the grammar")
         sampling = sequence.request.sampling
         may_stop = sequence.num_output_tokens >= sampling.min_tokens
         if may_stop and token in sampling.eos_token_ids:
@@ -75,6 +91,8 @@ class EngineCore:
         text = stream.push(token, may_stop) if stream else ""
         if stream and stream.matched is not None:
             return self._end(sequence, token, text, FinishReason.STOP, stop_reason=stream.matched)
+        if sequence.structure is not None and sequence.structure.is_complete:
+            return self._end(sequence, token, text, FinishReason.STOP)
         if sequence.num_output_tokens == sampling.max_tokens:
             return self._end(sequence, token, text, FinishReason.LENGTH)
         return _output(sequence, (token,), text)
@@ -95,11 +113,12 @@ class EngineCore:
         text: str,
         reason: FinishReason,
         stop_reason: str | int | None = None,
+        error: str | None = None,
     ) -> Output:
         stream = self._texts.get(sequence.request.id)
         text += stream.flush() if stream else ""
         self._finish(sequence, reason)
-        return _output(sequence, (token,), text, stop_reason=stop_reason)
+        return _output(sequence, (token,), text, stop_reason=stop_reason, error=error)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self.scheduler.finish(sequence, reason)
@@ -108,6 +127,12 @@ class EngineCore:
 
     def __repr__(self) -> str:
         return f"<EngineCore {self.scheduler!r}>"
+
+
+def _told_once(sequence: Sequence) -> tuple[TokenLogprobs, ...]:
+    told = tuple(sequence.prompt_logprobs)
+    sequence.prompt_logprobs.clear()
+    return told
 
 
 def _output(

@@ -9,7 +9,7 @@ effect at the next step boundary. Outputs cross back once a step, at once: no to
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,13 +18,15 @@ from threading import Thread
 from typing import Self
 
 from engine.core import EngineCore
+from engine.sampling import Result
 from engine.scheduler import Batch
 from engine.sequence import FinishReason, Output, Request
+from engine.structure import Structure
 from engine.text import TextStream
 
 log = logging.getLogger(__name__)
 
-RunBatch = Callable[[Batch], list[int | None]]
+RunBatch = Callable[[Batch], Sequence[Result]]
 
 
 class EngineError(Exception):
@@ -91,14 +93,16 @@ class EngineLoop:
         self._thread = Thread(target=self._run, name="engine-steps", daemon=True)
         self._thread.start()
 
-    def submit(self, request: Request, text: TextStream | None = None) -> OutputStream:
+    def submit(
+        self, request: Request, text: TextStream | None = None, structure: Structure | None = None
+    ) -> OutputStream:
         """Queues the request. Raises EngineError when stopped, ValueError if it can never fit the KV cache."""
         if self._stop_reason is not None:
             raise EngineError(self._stop_reason, is_stopped=True)
         self.core.scheduler.check(request)
         stream = OutputStream(request.id, self)
         self._streams[request.id] = stream
-        self._commands.put(partial(self.core.add, request, text))
+        self._commands.put(partial(self.core.add, request, text, structure))
         return stream
 
     def stop(self, reason: str) -> None:
@@ -138,8 +142,8 @@ class EngineLoop:
     def _step(self) -> None:
         batch = self.core.plan()
         try:
-            tokens = self.run_batch(batch)
-            outputs = self.core.commit(batch, tokens, self.clock())
+            results = self.run_batch(batch)
+            outputs = self.core.commit(batch, results, self.clock())
         except Exception as error:
             log.exception("a step failed; its %d requests are ended", len(batch.chunks))
             outputs = self.core.fail(batch, f"the engine failed to compute this request: {error}")

@@ -10,6 +10,7 @@ import torch
 from engine.model.attention import KVCache, Paging, Span
 from engine.model.llama import Llama
 from engine.sampler import sample
+from engine.sampling import Result
 from engine.scheduler import Batch
 
 
@@ -19,24 +20,19 @@ class Runner:
     cache: KVCache
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> list[int | None]:
-        """One entry for each chunk: the token sampled behind it, or None where the prompt goes on."""
+    def run(self, batch: Batch) -> list[Result]:
+        """One entry for each chunk: what was chosen behind it, or None where the prompt goes on."""
         tokens: list[int] = []
         positions: list[int] = []
-        ends: list[int] = []
+        rows: list[int] = []
         for chunk in batch.chunks:
             tokens += chunk.sequence.tokens[chunk.start : chunk.end]
             positions += range(chunk.start, chunk.end)
-            ends.append(len(tokens) - 1)
+            rows += range(len(tokens) - chunk.num_rows, len(tokens))
         hidden = self.model.hidden(self._on_device(tokens), self._on_device(positions), self.cache, self._paging(batch))
-        sampled = [index for index, chunk in enumerate(batch.chunks) if chunk.samples]
-        results: list[int | None] = [None] * len(batch.chunks)
-        if sampled:
-            logits = self.model.logits(hidden[self._on_device([ends[index] for index in sampled])])
-            chosen = sample(logits, [batch.chunks[index].sequence for index in sampled])
-            for index, token in zip(sampled, chosen, strict=True):
-                results[index] = token
-        return results
+        if not rows:
+            return [None] * len(batch.chunks)
+        return sample(self.model.logits(hidden[self._on_device(rows)]), batch.chunks)
 
     def _paging(self, batch: Batch) -> Paging:
         spans = [Span(chunk.start, chunk.end, chunk.sequence.table) for chunk in batch.chunks]

@@ -65,3 +65,7 @@ class Sampled:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+Result = Sampled | int | None
+"""What a step gave one chunk: a token id where nothing else was asked for; None where the prompt goes on."""

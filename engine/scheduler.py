@@ -1,19 +1,25 @@
 """Chooses what the next step computes: continuous batching under a token budget.
 
-Knows sequences and the block pool. Must not know tensors, text or time.
+Knows sequences, the block pool and adapters' slots. Must not know tensors, text or time.
 
 A sequence is admitted when the blocks for all its present tokens are there, so a prefill never stops half way for
 want of blocks; only a decode that enters a new block can find none, and then the last sequence in order gives up
-its blocks and is computed again later. The first in order can always go on, so there is no deadlock.
+its blocks and is computed again later. The first in order can always go on, so there is no deadlock. A waiting
+sequence of an earlier priority may make running ones of a later give way.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
 from itertools import count
 
+from engine.adapters import AdapterSlots, Placement
 from engine.blocks import BlockPool
+from engine.prefixes import Copy, Prefix
 from engine.sequence import FinishReason, Request, Sequence, SequenceState
+
+# How many waiting sequences are looked at for one that needs no adapter's slot.
+_LOOK_AHEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +38,21 @@ class Chunk:
     def samples(self) -> bool:
         return self.end == len(self.sequence.tokens)
 
+    @property
+    def num_rows(self) -> int:
+        """Of how many of its last tokens the logits are needed."""
+        if self.sequence.is_telling_prompt:
+            return self.num_tokens
+        return int(self.samples)
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The chunks of one step, decodes first."""
+    """The chunks of one step, decodes first. Before them: `copies` between the tiers, then adapters into slots."""
 
     chunks: tuple[Chunk, ...]
+    copies: tuple[Copy, ...] = ()
+    placements: tuple[Placement, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -51,29 +66,21 @@ class Scheduler:
     pool: BlockPool
     max_num_seqs: int
     max_num_batched_tokens: int
-    num_preemptions: int
-    num_queried_tokens: int
-    num_hit_tokens: int
-    _waiting: list[Sequence]
-    _running: list[Sequence]
-    _sequences: dict[str, Sequence]
-    _arrivals: "count[int]"
+    adapters: AdapterSlots = field(default_factory=AdapterSlots)
+    num_preemptions: int = field(default=0, init=False)
+    num_queried_tokens: int = field(default=0, init=False)
+    num_hit_tokens: int = field(default=0, init=False)
+    _waiting: list[Sequence] = field(default_factory=list, init=False)
+    _running: list[Sequence] = field(default_factory=list, init=False)
+    _sequences: dict[str, Sequence] = field(default_factory=dict, init=False)
+    _arrivals: "count[int]" = field(default_factory=count, init=False)
 
-    def __init__(self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        if max_num_batched_tokens < max_num_seqs:
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
-                f"max_num_batched_tokens ({max_num_batched_tokens}) is less than max_num_seqs ({max_num_seqs})"
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is less than max_num_seqs "
+                f"({self.max_num_seqs})"
             )
-        self.pool = pool
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.num_preemptions = 0
-        self.num_queried_tokens = 0
-        self.num_hit_tokens = 0
-        self._waiting = []
-        self._running = []
-        self._sequences = {}
-        self._arrivals = count()
 
     @property
     def num_waiting(self) -> int:
@@ -84,6 +91,16 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def waiting(self) -> List[Sequence]:
+        """In order. Not to be changed, nor kept over a step; another thread may copy it."""
+        return self._waiting
+
+    @property
+    def running(self) -> List[Sequence]:
+        """In order. Not to be changed, nor kept over a step; another thread may copy it."""
+        return self._running
+
+    @property
     def num_queued_prefill_tokens(self) -> int:
         """Uncached tokens not yet computed, of waiting sequences and of running ones still in prefill."""
         waiting = sum(sequence.num_uncached_tokens for sequence in list(self._waiting))
@@ -91,16 +108,21 @@ class Scheduler:
         return waiting + sum(tokens for tokens in running if tokens > 1)
 
     def check(self, request: Request) -> None:
-        """Raises ValueError for a request that this pool could never finish."""
+        """Raises ValueError for a request that this pool could never finish, or whose adapter is not loaded."""
         num_tokens = len(request.prompt) + request.sampling.max_tokens
         if self.pool.blocks_for(num_tokens) > self.pool.num_blocks:
             room = self.pool.num_blocks * self.pool.block_size
             raise ValueError(f"{num_tokens} tokens asked for, the KV cache holds {room}")
+        if request.adapter is not None:
+            self.adapters.find(request.adapter)
 
     def add(self, request: Request) -> Sequence:
-        """Queues a request. Raises ValueError as `check` does."""
+        """Queues a request. Raises ValueError as `check` does, or if one of that id is queued."""
         self.check(request)
-        sequence = Sequence(request, order=(request.priority, next(self._arrivals)))
+        if request.id in self._sequences:
+            raise ValueError(f"a request {request.id} is open already")
+        adapter = None if request.adapter is None else self.adapters.find(request.adapter)
+        sequence = Sequence(request, order=(request.priority, next(self._arrivals)), adapter=adapter)
         self._sequences[request.id] = sequence
         self._enqueue(sequence)
         return sequence
@@ -110,35 +132,101 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """What to compute next; empty only when nothing is queued."""
+        if self._waiting and self._running:
+            self._make_way()
         num_preemptions = self.num_preemptions
-        decodes = tuple(self._decodes())
+        chunks = self._decodes()
+        budget = self.max_num_batched_tokens - len(chunks)
+        if len(chunks) < len(self._running):
+            budget = self._go_on(chunks, budget)
         # Blocks that a preemption just freed are for the decodes: admitting now would thrash.
-        may_admit = self.num_preemptions == num_preemptions
-        prefills = tuple(self._prefills(self.max_num_batched_tokens - len(decodes), may_admit))
-        return Batch(decodes + prefills)
+        if self._waiting and budget and self.num_preemptions == num_preemptions:
+            self._take_in(chunks, budget)
+        return Batch(tuple(chunks), self.pool.take_copies(), self.adapters.take_placements())
 
     def computed(self, chunk: Chunk) -> None:
         """The chunk's KV is in its blocks: count it, and share the blocks that became full."""
-        sequence = chunk.sequence
-        first, full = (tokens // self.pool.block_size for tokens in (chunk.start, chunk.end))
+        sequence, size = chunk.sequence, self.pool.block_size
+        first, full = chunk.start // size, chunk.end // size
         if first < full:
-            hashes = sequence.hashes(full, self.pool.block_size)
-            for index in range(first, full):
-                self.pool.publish(sequence.table, index, hashes[index], sequence.tokens, sequence.request.salt)
+            self._share(sequence, first, full)
         sequence.num_computed = chunk.end
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Takes a queued sequence out, whatever it was doing, and frees its blocks."""
         del self._sequences[sequence.request.id]
-        _remove(self._waiting if sequence.state is SequenceState.WAITING else self._running, sequence)
+        if sequence.state is SequenceState.WAITING:
+            _remove(self._waiting, sequence)
+        else:
+            self._stop_running(sequence)
         sequence.finish(reason)
-        self._give_up_blocks(sequence)
 
-    def _decodes(self) -> Iterator[Chunk]:
+    def forget_kv(self) -> None:
+        """All KV is lost: what was running will be computed again, and nothing is cached any more."""
+        while self._running:
+            self._preempt(self._running[-1])
+        self.adapters.vacate_all()
+        self.pool.clear()
+        for sequence in self._waiting:
+            sequence.num_uncached_tokens = len(sequence.tokens)
+
+    def num_steady_steps(self) -> int:
+        """For how many steps from now each would compute the newest token of every running sequence, and nothing
+        else, if nobody came, went or stopped early. The last of them may be the last one of a sequence."""
+        running = self._running
+        if any(sequence.num_uncomputed != 1 or sequence.last_token_s is None for sequence in running):
+            return 0
+        steps = min((s.request.sampling.max_tokens - s.num_output_tokens for s in running), default=0)
+        if self._waiting and steps:
+            if self._can_change():
+                return 0
+            if len(running) < self.max_num_seqs:
+                # A block that becomes full may be one that the head shares, which makes room for it.
+                steps = min(steps, *(self.pool.block_size - s.num_computed % self.pool.block_size for s in running))
+        return self._most_steps_in_room(steps)
+
+    def compute_steadily(self, num_steps: int) -> None:
+        """So many steady steps at once: each running sequence has that many new tokens at its end already, and all
+        but the last of them are computed. Blocks are taken and shared in the order of single steps."""
+        size = self.pool.block_size
+        crossings = []
+        for place, sequence in enumerate(self._running):
+            first = sequence.num_computed
+            # Step `k` writes position `first + k`: into a new block at its begin, and one is full after its end.
+            crossings += [(position - first, 0, place) for position in _multiples(first, first + num_steps - 1, size)]
+            crossings += [(end - 1 - first, 1, place) for end in _multiples(first + 1, first + num_steps, size)]
+        for step, is_full, place in sorted(crossings):
+            sequence = self._running[place]
+            position = sequence.num_computed + step
+            if is_full:
+                self._share(sequence, position // size, position // size + 1)
+            elif len(sequence.table) * size <= position:
+                sequence.table += self.pool.allocate(1)
+        for sequence in self._running:
+            sequence.num_computed += num_steps
+
+    def _make_way(self) -> None:
+        """A waiting sequence of an earlier priority takes the place of running ones of a later, if that helps."""
+        head = self._waiting[0]
+        if self._running[-1].request.priority <= head.request.priority or not self._has_slot(head):
+            return
+        later = [sequence for sequence in self._running if sequence.request.priority > head.request.priority]
+        if self._shortage(head) > sum(len(sequence.table) for sequence in later):
+            return
+        while later and (len(self._running) >= self.max_num_seqs or self._shortage(head)):
+            self._preempt(later.pop())
+
+    def _decodes(self) -> list[Chunk]:
         """One token for each sequence that has only its newest token to compute, in order."""
-        for sequence in list(self._running):
-            if sequence.num_uncomputed == 1 and self._has_room(sequence):
-                yield Chunk(sequence, sequence.num_computed, 1)
+        chunks = []
+        size = self.pool.block_size
+        for sequence in self._running.copy():
+            num_tokens = len(sequence.tokens)
+            if num_tokens - sequence.num_computed == 1 and (
+                num_tokens <= len(sequence.table) * size or self._has_room(sequence)
+            ):
+                chunks.append(Chunk(sequence, num_tokens - 1, 1))
+        return chunks
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Makes room for one more token, at the cost of the last in order; False if that was this one."""
@@ -150,46 +238,88 @@ class Scheduler:
             self._preempt(self._running[-1])
         return False
 
-    def _prefills(self, budget: int, may_admit: bool) -> Iterator[Chunk]:
-        """Running prefills go on, then the queue's head is admitted while it fits: nobody overtakes it."""
+    def _go_on(self, chunks: list[Chunk], budget: int) -> int:
+        """Running prefills, in order; gives what is left of the budget."""
         for sequence in self._running:
             if budget and sequence.num_uncomputed > 1:
-                budget -= (chunk := _prefill_chunk(sequence, budget)).num_tokens
-                yield chunk
-        while budget and may_admit and self._waiting and len(self._running) < self.max_num_seqs:
-            sequence = self._waiting[0]
-            if not self._admit(sequence):
+                chunks.append(_prefill_chunk(sequence, budget))
+                budget -= chunks[-1].num_tokens
+        return budget
+
+    def _take_in(self, chunks: list[Chunk], budget: int) -> None:
+        """The queue's head is admitted while it fits. Nobody overtakes it, unless all it lacks is an adapter's slot."""
+        place = 0
+        while budget and place < min(len(self._waiting), _LOOK_AHEAD) and len(self._running) < self.max_num_seqs:
+            sequence = self._waiting[place]
+            if not self._has_slot(sequence) and sequence.num_overtaken < self.max_num_seqs:
+                place += 1
+                continue
+            if not self._has_slot(sequence) or not self._admit(sequence):
                 return
-            budget -= (chunk := _prefill_chunk(sequence, budget)).num_tokens
-            yield chunk
+            for overtaken in self._waiting[:place]:
+                overtaken.num_overtaken += 1
+            chunks.append(_prefill_chunk(sequence, budget))
+            budget -= chunks[-1].num_tokens
+
+    def _has_slot(self, sequence: Sequence) -> bool:
+        return sequence.adapter is None or self.adapters.can_take(sequence.adapter)
 
     def _admit(self, sequence: Sequence) -> bool:
         matched = self._match(sequence)
-        missing = self.pool.blocks_for(len(sequence.tokens)) - len(matched)
-        if not self.pool.can_allocate(missing, keeping=matched):
+        num_blocks = self.pool.blocks_for(len(sequence.tokens))
+        if self.pool.shortage(matched, num_blocks):
             return False
-        self.pool.hold(matched)
-        sequence.table = matched + self.pool.allocate(missing)
+        _remove(self._waiting, sequence)
+        sequence.table = self.pool.acquire(matched, num_blocks)
         sequence.num_computed = len(matched) * self.pool.block_size
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed
             self.num_queried_tokens += len(sequence.tokens)
             self.num_hit_tokens += sequence.num_computed
+        if sequence.adapter is not None:
+            self.adapters.take(sequence.adapter)
         sequence.move(SequenceState.RUNNING)
-        del self._waiting[0]
         insort(self._running, sequence, key=_order)
         return True
 
-    def _match(self, sequence: Sequence) -> list[int]:
+    def _shortage(self, sequence: Sequence) -> int:
+        return self.pool.shortage(self._match(sequence), self.pool.blocks_for(len(sequence.tokens)))
+
+    def _match(self, sequence: Sequence) -> list[Prefix]:
         """The cached prefix. The last token is always computed: sampling needs its hidden state."""
         num_blocks = (len(sequence.tokens) - 1) // self.pool.block_size
         hashes = sequence.hashes(num_blocks, self.pool.block_size)
-        return self.pool.match(hashes, sequence.tokens, sequence.request.salt)
+        return self.pool.match(hashes, sequence.tokens, sequence.scope)
+
+    def _share(self, sequence: Sequence, first: int, last: int) -> None:
+        """The blocks `first` to before `last` of its table are full and computed."""
+        if sequence.adapter is not None and sequence.adapter.is_gone:
+            return
+        hashes = sequence.hashes(last, self.pool.block_size)
+        for index in range(first, last):
+            self.pool.publish(sequence.table, index, hashes[index], sequence.tokens, sequence.scope)
+
+    def _can_change(self) -> bool:
+        """Whether the queue may change what runs, at the next step or as soon as a block is shared."""
+        head = self._waiting[0]
+        if self._running[-1].request.priority > head.request.priority or not self._has_slot(head):
+            return True
+        return len(self._running) < self.max_num_seqs and not self._shortage(head)
+
+    def _most_steps_in_room(self, num_steps: int) -> int:
+        """The most steps, up to `num_steps`, that nobody has to give up blocks for."""
+
+        def fits(steps: int) -> bool:
+            missing = (self.pool.blocks_for(s.num_computed + steps) - len(s.table) for s in self._running)
+            return self.pool.can_allocate(sum(missing))
+
+        if fits(num_steps):
+            return num_steps
+        return bisect_left(range(num_steps), True, key=lambda steps: not fits(steps)) - 1
 
     def _preempt(self, sequence: Sequence) -> None:
-        _remove(self._running, sequence)
+        self._stop_running(sequence)
         sequence.move(SequenceState.WAITING)
-        self._give_up_blocks(sequence)
         self._enqueue(sequence)
         self.num_preemptions += 1
 
@@ -198,10 +328,13 @@ class Scheduler:
         sequence.num_uncached_tokens = len(sequence.tokens) - num_cached_tokens
         insort(self._waiting, sequence, key=_order)
 
-    def _give_up_blocks(self, sequence: Sequence) -> None:
+    def _stop_running(self, sequence: Sequence) -> None:
+        _remove(self._running, sequence)
         self.pool.release(sequence.table)
         sequence.table = []
         sequence.num_computed = 0
+        if sequence.adapter is not None:
+            self.adapters.leave(sequence.adapter)
 
     def __repr__(self) -> str:
         return f"<Scheduler {self.num_running} running {self.num_waiting} waiting {self.pool!r}>"
@@ -217,3 +350,8 @@ def _remove(sequences: list[Sequence], sequence: Sequence) -> None:
 
 def _prefill_chunk(sequence: Sequence, budget: int) -> Chunk:
     return Chunk(sequence, sequence.num_computed, min(budget, sequence.num_uncomputed))
+
+
+def _multiples(first: int, last: int, size: int) -> range:
+    """Those of `size` from `first` to `last`."""
+    return range(-(-first // size) * size, last + 1, size)

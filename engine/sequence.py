@@ -6,9 +6,16 @@ Knows tokens, states and why a sequence ends. Must not know the block pool, tens
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from engine.sampling import Sampling
+from engine.adapters import Adapter
+from engine.prefixes import NO_SCOPE, Scope
+from engine.sampling import Sampling, TokenLogprobs
 from pointsman.blockhash import block_hashes
+
+if TYPE_CHECKING:
+    from engine.seen import SeenTokens
+    from engine.structure import Structure
 
 
 class SequenceState(Enum):
@@ -36,7 +43,8 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`priority`: lower is earlier. `arrived_s` is on the engine's clock. KV is shared only under one `salt`."""
+    """`priority`: lower is earlier. `arrived_s` is on the engine's clock. KV is shared only under one `salt` and one
+    `adapter`, the name of a loaded one."""
 
     id: str
     prompt: tuple[int, ...]
@@ -44,11 +52,14 @@ class Request:
     arrived_s: float
     priority: int = 0
     salt: str | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one step gave one request. `stop_reason` is the stop string or stop token id that was met."""
+    """What one step gave one request. `stop_reason` is the stop string or stop token id that was met. `logprobs` has
+    an entry for each token, if they were asked for; `prompt_logprobs` comes once, with the first token, and has one
+    for each token of the prompt but the first."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -58,6 +69,8 @@ class Output:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -66,27 +79,45 @@ class Sequence:
 
     `order` is (priority, arrival number); a preempted sequence keeps it. `table` lists KV blocks in order.
     `num_cached_tokens` is the prefix hit of the first admission, None before it. `num_uncached_tokens` is what a
-    waiting sequence would have had to compute when it was queued.
+    waiting sequence would have had to compute when it was queued. `seen` belongs to penalties; `structure` is what
+    the output must keep to. `num_overtaken` counts those that ran before it because it lacked an adapter's slot.
     """
 
     request: Request
     order: tuple[int, int]
+    adapter: Adapter | None = None
+    scope: Scope = field(init=False)
     tokens: list[int] = field(init=False)
     state: SequenceState = SequenceState.WAITING
     table: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_cached_tokens: int | None = None
     num_uncached_tokens: int = 0
+    num_overtaken: int = 0
     finish_reason: FinishReason | None = None
     last_token_s: float | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    seen: "SeenTokens | None" = None
+    structure: "Structure | None" = None
     _hashes: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
+        self.scope = _scope(self.request.salt, self.adapter)
 
     @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def is_plain(self) -> bool:
+        """The likeliest token is wanted, and nothing else."""
+        return self.request.sampling.is_plain and self.structure is None
+
+    @property
+    def is_telling_prompt(self) -> bool:
+        """The logprobs of the prompt are still to be told."""
+        return self.request.sampling.wants_prompt_logprobs and self.num_output_tokens == 0
 
     @property
     def num_uncomputed(self) -> int:
@@ -104,12 +135,21 @@ class Sequence:
 
     def hashes(self, num_blocks: int, block_size: int) -> list[int]:
         """The chained hashes of the first `num_blocks` blocks, all of which must be full."""
-        if len(self._hashes) < num_blocks:
-            self._hashes = block_hashes(self.tokens, block_size, salt=self.request.salt)
-        return self._hashes[:num_blocks]
+        known = self._hashes
+        if len(known) < num_blocks:
+            new = self.tokens[len(known) * block_size : num_blocks * block_size]
+            parent = known[-1] if known else None
+            known += block_hashes(new, block_size, adapter=self.scope.adapter, salt=self.scope.salt, parent=parent)
+        return known if len(known) == num_blocks else known[:num_blocks]
 
     def __repr__(self) -> str:
         return (
             f"<Sequence {self.request.id} {self.state.name} {self.num_computed}/{len(self.tokens)} tokens "
             f"{len(self.table)} blocks>"
         )
+
+
+def _scope(salt: str | None, adapter: Adapter | None) -> Scope:
+    if adapter is not None:
+        return Scope(adapter.name, salt, adapter.load)
+    return NO_SCOPE if salt is None else Scope(salt=salt)

@@ -4,7 +4,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.sampler import sample
+from engine import sampler
+from engine.sampling import Sampled, TokenLogprobs
+from engine.scheduler import Chunk
 from engine.sequence import Sequence
 from tests.engine.requests import request
 
@@ -13,6 +15,16 @@ def sequence(num_output_tokens: int = 0, **sampling: Any) -> Sequence:
     sequence = Sequence(request(**sampling), order=(0, 0))
     sequence.tokens += [0] * num_output_tokens
     return sequence
+
+
+def last(sequence: Sequence) -> Chunk:
+    """The chunk that samples behind the sequence's last token."""
+    return Chunk(sequence, len(sequence.tokens) - 1, 1)
+
+
+def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[int]:
+    chosen = sampler.sample(logits, [last(sequence) for sequence in sequences])
+    return [token for token in chosen if isinstance(token, int)]
 
 
 def draws(probabilities: list[float], count: int = 2000, **sampling: Any) -> Counter[int]:
