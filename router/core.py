@@ -41,6 +41,7 @@ class Surface(StrEnum):
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):

@@ -31,6 +31,7 @@ class Peek(msgspec.Struct, kw_only=True):
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
     messages: list[dict[str, Any]] | None = None
     prompt: str | list[Any] | None = None
+    input: str | list[Any] | None = None
     tools: list[Any] | None = None
     documents: list[Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -64,8 +65,10 @@ def peek(body: bytes, surface: Surface) -> Peek:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
     if surface is Surface.CHAT:
         _check_messages(fields.messages)
+    elif surface is Surface.COMPLETIONS:
+        _check_prompt(fields.prompt, "prompt")
     else:
-        _check_prompt(fields.prompt)
+        _check_prompt(fields.input, "input")
     return fields
 
 
@@ -91,16 +94,16 @@ def _check_messages(messages: list[dict[str, Any]] | None) -> None:
             raise InvalidRequest(f"`{where}` must be a string, a list of parts or null.", param=where)
 
 
-def _check_prompt(prompt: object) -> None:
+def _check_prompt(prompt: object, name: str) -> None:
     if prompt is None:
-        raise InvalidRequest("The field `prompt` is required.", param="prompt")
+        raise InvalidRequest(f"The field `{name}` is required.", param=name)
     if isinstance(prompt, list):
         if not prompt:
-            raise InvalidRequest("`prompt` must not be empty.", param="prompt")
+            raise InvalidRequest(f"`{name}` must not be empty.", param=name)
         is_batch = isinstance(prompt[0], str | list)
         texts_or_ids = prompt if is_batch else [prompt]
         if not all(isinstance(item, str) or _are_token_ids(item) for item in texts_or_ids):
-            raise InvalidRequest("`prompt` must be a string, token ids, or a list of either.", param="prompt")
+            raise InvalidRequest(f"`{name}` must be a string, token ids, or a list of either.", param=name)
 
 
 def _are_token_ids(item: object) -> bool:

@@ -54,6 +54,21 @@ class InferenceStub:
                 request_serializer=pointsman_dot_v1_dot_inference__pb2.CompleteRequest.SerializeToString,
                 response_deserializer=pointsman_dot_v1_dot_inference__pb2.CompleteEvent.FromString,
                 _registered_method=True)
+        self.ChatSession = channel.stream_stream(
+                '/pointsman.v1.Inference/ChatSession',
+                request_serializer=pointsman_dot_v1_dot_inference__pb2.SessionRequest.SerializeToString,
+                response_deserializer=pointsman_dot_v1_dot_inference__pb2.SessionEvent.FromString,
+                _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/pointsman.v1.Inference/Embed',
+                request_serializer=pointsman_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=pointsman_dot_v1_dot_inference__pb2.EmbedReply.FromString,
+                _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/pointsman.v1.Inference/ListModels',
+                request_serializer=pointsman_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=pointsman_dot_v1_dot_inference__pb2.ListModelsReply.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -87,6 +102,27 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChatSession(self, request_iterator, context):
+        """A conversation over one call: turns are asked for and answered, one after the other, and the history is kept here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Vectors of texts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """The models and adapters that can be asked for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +145,21 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.CompleteStream,
                     request_deserializer=pointsman_dot_v1_dot_inference__pb2.CompleteRequest.FromString,
                     response_serializer=pointsman_dot_v1_dot_inference__pb2.CompleteEvent.SerializeToString,
+            ),
+            'ChatSession': grpc.stream_stream_rpc_method_handler(
+                    servicer.ChatSession,
+                    request_deserializer=pointsman_dot_v1_dot_inference__pb2.SessionRequest.FromString,
+                    response_serializer=pointsman_dot_v1_dot_inference__pb2.SessionEvent.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=pointsman_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=pointsman_dot_v1_dot_inference__pb2.EmbedReply.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=pointsman_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
+                    response_serializer=pointsman_dot_v1_dot_inference__pb2.ListModelsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +270,87 @@ class Inference:
             '/pointsman.v1.Inference/CompleteStream',
             pointsman_dot_v1_dot_inference__pb2.CompleteRequest.SerializeToString,
             pointsman_dot_v1_dot_inference__pb2.CompleteEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChatSession(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/pointsman.v1.Inference/ChatSession',
+            pointsman_dot_v1_dot_inference__pb2.SessionRequest.SerializeToString,
+            pointsman_dot_v1_dot_inference__pb2.SessionEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pointsman.v1.Inference/Embed',
+            pointsman_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            pointsman_dot_v1_dot_inference__pb2.EmbedReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pointsman.v1.Inference/ListModels',
+            pointsman_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
+            pointsman_dot_v1_dot_inference__pb2.ListModelsReply.FromString,
             options,
             channel_credentials,
             insecure,

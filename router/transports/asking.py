@@ -1,0 +1,26 @@
+"""A client's body and headers as a `Request`, whatever transport they came by. Knows which fields of OpenAI's bodies
+and which headers become fields of a request; knows nothing of sockets."""
+
+from router import openai
+from router.core import Headers, Request, Surface
+from router.headers import request_id
+
+
+def new_request(surface: Surface, body: bytes, headers: Headers, now: float, deadline: float) -> Request:
+    """`now` and `deadline` in seconds of the router's clock. Raises InvalidRequest that names the field."""
+    fields = openai.peek(body, surface)
+    return Request(
+        id=request_id(headers),
+        surface=surface,
+        model=fields.model,
+        body=body,
+        arrived=now,
+        deadline=deadline,
+        is_stream=bool(fields.stream),
+        messages=fields.messages if surface is Surface.CHAT else None,
+        prompt=fields.prompt if surface is Surface.COMPLETIONS else fields.input,
+        template_options=fields.template_options,
+        cache_salt=fields.cache_salt,
+        priority=fields.priority or 0,
+        headers=headers,
+    )
