@@ -25,6 +25,11 @@ class ReplicaBits:
         position = self._positions.get(replica_id)
         return self._assign(replica_id) if position is None else 1 << position
 
+    def known_bit(self, replica_id: str) -> int:
+        """The bit of this replica; 0 where it has none."""
+        position = self._positions.get(replica_id)
+        return 0 if position is None else 1 << position
+
     def names(self, bits: int) -> tuple[str, ...]:
         names = self._named_sets.get(bits)
         if names is None:
@@ -36,6 +41,10 @@ class ReplicaBits:
     def num_blocks(self, replica_id: str) -> int:
         position = self._positions.get(replica_id)
         return 0 if position is None else self._num_blocks[position]
+
+    def count(self, bit: int) -> int:
+        """Blocks of the replica of this bit."""
+        return self._num_blocks[bit.bit_length() - 1]
 
     def gain(self, bit: int, num_blocks: int) -> None:
         """The replica of this bit got so many blocks."""
