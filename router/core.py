@@ -10,13 +10,15 @@ candidate  a replica that could take a demand, and how much of the prompt it hol
 decision   the replica chosen, and why; `Decision`.
 lease      the reservation of a decision, released exactly once with an `Outcome`; `Lease`.
 attempt    one try of a request on one replica; `Attempt`.
+band       a priority class; `Band`. standing: who asks, as far as order goes; `Standing`.
+flow       a tenant, or the part of it that a header names: those that share a pool fairly.
 Times are seconds of one monotonic clock unless a name says otherwise; tokens are counts. What is made anew for each
 request is a msgspec Struct: a frozen dataclass would cost eight times as much.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import Enum, IntEnum, StrEnum
 from types import TracebackType
 
 import msgspec
@@ -44,6 +46,31 @@ class Surface(StrEnum):
     EMBEDDINGS = "/v1/embeddings"
 
 
+class Band(IntEnum):
+    """Priority class, the first to be served first; what each is promised all the same is in `admission/bands.py`."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
+    BULK = 3
+
+
+class Standing(msgspec.Struct, frozen=True, gc=False):
+    """Who asks, as far as order goes. Tenants share by `weight`; the flows of a tenant share what is the tenant's."""
+
+    tenant: str = "default"
+    flow: str = ""
+    band: Band = Band.NORMAL
+    weight: float = 1.0
+
+
+class Slo(msgspec.Struct, frozen=True, gc=False):
+    """What the client hopes for: seconds to its first token, and between tokens; None where it does not say."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
 class Request(msgspec.Struct, frozen=True, gc=False):
     """One call of a client. `body` holds the bytes as received; `messages` and `prompt` are decoded views of it."""
 
@@ -60,6 +87,9 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     cache_salt: str | None = None
     priority: int = 0
     headers: Headers = ()
+    max_tokens: int | None = None
+    session: str | None = None
+    slo: Slo | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -166,7 +196,9 @@ class Replica:
 
 
 class Demand(msgspec.Struct, frozen=True, gc=False):
-    """A request as the queue and the policy see it. `tried` holds ids of replicas that already failed it."""
+    """A request as the queue and the policy see it. `tried` holds ids of replicas that already failed it; `standing` is
+    None where nobody asked who it is: then the request's own priority stands. `num_displaced`: how often it gave its
+    place to a higher band."""
 
     request: Request
     pool: Pool
@@ -222,6 +254,21 @@ class Lease:
 
     def start(self) -> None:
         """The first content byte came: the prompt is computed. Later calls do nothing."""
+    standing: Standing | None = None
+    num_displaced: int = 0
+
+
+class View(msgspec.Struct, frozen=True, gc=False):
+    """What a decision can see, and when: the replicas that may be given work `now`, and the leading blocks that each
+    holds, by its id; of those, `device_matches` need not be fetched from host memory. `num_blocks(id)`: all it holds.
+    """
+
+    now: float
+    replicas: Sequence[Replica]
+    matches: Mapping[str, int]
+    device_matches: Mapping[str, int]
+    num_blocks: Callable[[str], int]
+    expected_output_tokens: float = 0.0
         if not self.has_started:
             self.has_started = True
             self.on_started(self)
@@ -256,6 +303,9 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     connect_timeout_s: float
     first_byte_timeout_s: float
+    `output_tokens`, where the replica has said them, are set before the release: speeds and lengths are learned there.
+    `charged_tokens` is what its flow was charged for it so far, at `charge_rate`; `on_displaced()` makes it give its
+    place up, for a higher band and before its first byte.
     idle_timeout_s: float
 
 
@@ -266,4 +316,25 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int | None = None
     output_tokens: int | None = None
     first_token_s: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    output_tokens: int | None = None
+    charged_tokens: float = 0.0
+    charge_rate: float = 0.0
+    on_displaced: Callable[[], None] | None = None
     total_s: float = 0.0
+    @property
+    def decode_s(self) -> float | None:
+        """From the first token to the end; None before the end, and where there was no first token."""
+        return None if self.started_at is None or self.ended_at is None else self.ended_at - self.started_at
+
+    def when_released(self, callback: Callable[["Lease"], None]) -> None:
+        """Call this as well, after the counts have been given back."""
+        before = self.on_released
+
+        def release(lease: "Lease") -> None:
+            before(lease)
+            callback(lease)
+
+        self.on_released = release
+

@@ -71,6 +71,18 @@ class Overloaded(PointsmanError):
     code = "queue_full"
 
 
+class Hopeless(Overloaded):
+    """It would wait longer than it may: refused at once. Retry-After tells when it would not."""
+
+    code = "wait_exceeds_deadline"
+
+
+class Displaced(Overloaded):
+    """A request of a higher class took its place, in a full queue or before its first byte."""
+
+    code = "displaced"
+
+
 class Draining(PointsmanError):
     """This router is shutting down and takes no new work."""
 

@@ -10,10 +10,14 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from router.admission.line import Line, Waiter
+from router.admission.bands import BandTerms
+from router.admission.displacing import Displaceable
+from router.admission.line import Line
 from router.admission.pace import Pace
+from router.admission.tokens import actual_tokens, expected_tokens, learn_output
+from router.admission.waiters import Waiter, standing_of
 from router.core import Demand, Lease, Outcome, Pool
-from router.errors import Expired, NoReplica, Overloaded, PointsmanError
+from router.errors import Displaced, Expired, Hopeless, NoReplica, Overloaded, PointsmanError
 from router.ports import Clock, Placer
 
 MAX_RETRY_AFTER_S = 60.0
@@ -23,19 +27,28 @@ RETRY_WITHOUT_REPLICA_S = 5.0
 Place = asyncio.Future[Lease]
 
 
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Of one who waits: how many are about to be served before it, and how long that takes, where the pace is known."""
+
+    position: int
+    eta_s: float | None
+
+
 @dataclass(eq=False, slots=True)
 class _PoolLine:
     """A pool's waiters and how fast they get their places."""
 
-    line: Line[Place] = field(default_factory=Line)
+    line: Line[Place]
     pace: Pace = field(default_factory=Pace)
+    displaceable: Displaceable = field(default_factory=Displaceable)
     is_pump_due: bool = False
 
 
 @dataclass(eq=False, slots=True)
 class LocalQueue:
     """One ordered line per pool. `max_waiting` bounds each line, so that one model's crowd refuses no other's;
-    `max_wait_s` is from joining the line, within the request's own deadline.
+    `max_wait_s` is from joining the line, within the request's own deadline; `terms` may set it by band.
 
     `pump` must be called on every change that may open a place: a release, a replica ready, an adapter loaded, a
     breaker that lets a probe through. Nothing here polls. `on_waiting(num)` is told when somebody begins or ends to
@@ -47,20 +60,25 @@ class LocalQueue:
     max_waiting: int
     max_wait_s: float
     on_waiting: Callable[[int], None] | None = None
+    terms: BandTerms | None = None
+    _terms: BandTerms = field(init=False)
     _lines: dict[str, _PoolLine] = field(default_factory=dict, init=False)
     _sequence: Iterator[int] = field(default_factory=itertools.count, init=False)
+    _waiters: dict[int, Waiter[Place]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.max_waiting < 0:
             raise ValueError("max_waiting must not be negative")
         if self.max_wait_s <= 0.0:
             raise ValueError("max_wait_s must be above 0")
+        self._terms = self.terms or BandTerms.with_wait(self.max_wait_s)
 
     async def place(self, demand: Demand) -> Lease:
         """See `ports.Queue`. The first try is synchronous, before any await.
 
-        Raises Overloaded where the line is full; a demand that has tried a replica was let in before, and joins a full
-        line all the same. Raises NoReplica or Expired when the wait is over without a place.
+        Raises Overloaded where the line is full, Hopeless where the wait would outlast what is allowed; a demand that
+        has had a replica was let in before, and joins all the same. Raises NoReplica or Expired when the wait is over
+        without a place, Displaced when a request of a higher band needed the place in line.
         """
         now = self.clock()
         if now >= demand.request.deadline:
@@ -69,9 +87,10 @@ class LocalQueue:
         if not queue.line.is_held_up(demand):
             lease = self.placer.place(demand)
             if lease is not None:
+                self._charge(queue, lease, now)
                 return lease
-        if len(queue.line) >= self.max_waiting and not demand.tried:
-            raise self._overloaded(queue, now)
+        if not demand.tried and not demand.num_displaced:
+            self._admit(queue, demand, now)
         return await self._wait(queue, demand, now)
 
     def pump(self) -> None:
@@ -81,7 +100,7 @@ class LocalQueue:
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(queue.line) for queue in self._lines.values())
+        return sum([queue.line.num_waiting for queue in self._lines.values()])
 
     def num_waiting_in(self, pool: Pool) -> int:
         queue = self._lines.get(pool.model)
@@ -93,21 +112,55 @@ class LocalQueue:
         oldest = queue.line.oldest if queue else None
         return self.clock() - oldest.joined_at if oldest else 0.0
 
+    def whereabouts(self, demand: Demand) -> Whereabouts | None:
+        """Of this very demand; None where it does not wait."""
+        waiter, queue = self._waiters.get(id(demand)), self._lines.get(demand.pool.model)
+        if waiter is None or queue is None:
+            return None
+        num_ahead = queue.line.num_ahead_of(waiter)
+        return Whereabouts(num_ahead + 1, queue.pace.seconds_for(num_ahead + 1, self.clock()))
+
     def _line_of(self, pool: Pool) -> _PoolLine:
         queue = self._lines.get(pool.model)
         if queue is None:
-            queue = self._lines[pool.model] = _PoolLine()
+            queue = self._lines[pool.model] = _PoolLine(Line(self._terms))
         return queue
+
+    def _until(self, demand: Demand, now: float) -> float:
+        """When its wait ends at the latest."""
+        longest_s = self._terms.max_waits_s[standing_of(demand).band]
+        deadline = demand.request.deadline
+        return deadline if longest_s is None else min(deadline, now + longest_s)
+
+    def _admit(self, queue: _PoolLine, demand: Demand, now: float) -> None:
+        """Whether a newcomer may join the line; somebody of less right gives way where it is full."""
+        if queue.pace.is_known and self.placer.has_ready(demand):
+            num_ahead = queue.line.num_ahead(standing_of(demand))
+            wait_s = queue.pace.seconds_for(num_ahead + 1, now) or 0.0
+            surplus_s = now + wait_s - self._until(demand, now)
+            if surplus_s > 0.0:
+                message = f"{num_ahead} requests are before this one: it would wait about {wait_s:.0f} s, too long"
+                raise Hopeless(message, retry_after_s=min(MAX_RETRY_AFTER_S, max(1.0, surplus_s)))
+        if len(queue.line) >= self.max_waiting:
+            victim = queue.line.victim(standing_of(demand)) if self.max_waiting else None
+            if victim is None:
+                raise self._overloaded(queue, now)
+            queue.line.leave(victim)
+            if not victim.ticket.done():
+                retry_after_s = self._overloaded(queue, now).retry_after_s
+                message = "a request of more right needed the place in a full queue"
+                victim.ticket.set_exception(Displaced(message, retry_after_s=retry_after_s))
 
     async def _wait(self, queue: _PoolLine, demand: Demand, now: float) -> Lease:
         loop = asyncio.get_running_loop()
         if not len(queue.line):
             queue.pace.began(now)
         waiter = queue.line.join(demand, loop.create_future(), now, next(self._sequence))
-        until = min(demand.request.deadline, now + self.max_wait_s)
-        timer = loop.call_later(until - now, self._expire, queue, waiter)
+        timer = loop.call_later(self._until(demand, now) - now, self._expire, queue, waiter)
+        self._waiters[id(demand)] = waiter
         self._tell_waiting()
         try:
+            queue.displaceable.displace_for(demand)
             return await waiter.ticket
         except BaseException:
             queue.line.leave(waiter)
@@ -115,6 +168,7 @@ class LocalQueue:
             raise
         finally:
             timer.cancel()
+            del self._waiters[id(demand)]
             self._tell_waiting()
 
     def _tell_waiting(self) -> None:
@@ -147,9 +201,25 @@ class LocalQueue:
             waiter.ticket.set_exception(error)
             return True
         if lease is not None:
-            queue.pace.gave(self.clock())
+            now = self.clock()
+            self._charge(queue, lease, now)
+            queue.pace.gave(now)
             waiter.ticket.set_result(lease)
         return lease is not None
+
+    def _charge(self, queue: _PoolLine, lease: Lease, now: float) -> None:
+        """Its flow pays at once for what the request will likely take."""
+        standing = standing_of(lease.demand)
+        lease.charged_tokens = num_tokens = expected_tokens(lease, queue.line.flows.get(standing))
+        lease.charge_rate = queue.line.serve(standing, num_tokens, now)
+        lease.when_released(self._settle)
+        queue.displaceable.add(lease)
+
+    def _settle(self, lease: Lease) -> None:
+        """Its flow pays for what it took in truth, and gets back the rest."""
+        standing, line = standing_of(lease.demand), self._line_of(lease.demand.pool).line
+        learn_output(line.flows.get(standing), lease)
+        line.settle(standing, actual_tokens(lease) - lease.charged_tokens, lease.charge_rate)
 
     def _expire(self, queue: _PoolLine, waiter: Waiter[Place]) -> None:
         if waiter.ticket.done():

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from router.core import Candidate, Demand, Pool, Prompt, Replica, ReplicaSpec, ReplicaState, Request, Surface
+from router.core import Candidate, Demand, Pool, Prompt, Replica, ReplicaSpec, ReplicaState, Request, Standing, Surface
 
 
 @dataclass(eq=False, slots=True)
@@ -41,9 +41,10 @@ def make_demand(
     prompt: Prompt | None = None,
     adapter: str | None = None,
     tried: frozenset[str] = frozenset(),
+    standing: Standing | None = None,
     **fields: object,
 ) -> Demand:
-    return Demand(make_request(id, **fields), pool or Pool("m"), prompt or make_prompt(), adapter, tried)
+    return Demand(make_request(id, **fields), pool or Pool("m"), prompt or make_prompt(), adapter, tried, standing)
 
 
 def make_replica(name: str = "a", **fields: object) -> Replica:

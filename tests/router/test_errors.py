@@ -23,6 +23,8 @@ TABLE = {
     "HeadTooLarge": (431, "invalid_request_error", "headers_too_large", False, False),
     "UnsupportedEncoding": (415, "invalid_request_error", "unsupported_content_encoding", False, False),
     "Overloaded": (429, "rate_limit_error", "queue_full", False, False),
+    "Hopeless": (429, "rate_limit_error", "wait_exceeds_deadline", False, False),
+    "Displaced": (429, "rate_limit_error", "displaced", False, False),
     "Draining": (503, "service_unavailable", "draining", False, False),
     "NoReplica": (503, "service_unavailable", "no_ready_replica", False, False),
     "Expired": (504, "timeout_error", "deadline_exceeded", False, False),

@@ -1,7 +1,12 @@
 from collections.abc import Callable
 from random import Random
 
-from router.admission.line import MAX_MISSES, Line, Waiter
+import pytest
+
+from router.admission.bands import BandTerms
+from router.admission.line import MAX_MISSES, Line
+from router.admission.waiters import PATIENCE_S, Waiter
+from router.core import Band, Standing
 from tests.router.nouns import make_demand
 
 
@@ -21,12 +26,18 @@ class Tries:
         return False
 
 
-def drain(line: Line[None], fits: Callable[[Waiter[None]], bool] = lambda _: True) -> list[str]:
-    """Advance until nothing more moves; who was served, in order."""
+def drain(
+    line: Line[None],
+    fits: Callable[[Waiter[None]], bool] = lambda _: True,
+    charge: float = 0.0,
+    now: float = 0.0,
+) -> list[str]:
+    """Advance until nothing more moves; who was served, in order. Each is charged so many tokens."""
     served: list[str] = []
 
     def serve(waiter: Waiter[None]) -> bool:
         if fits(waiter):
+            line.serve(waiter.standing, charge, now)
             served.append(waiter.demand.request.id)
         return fits(waiter)
 
@@ -128,47 +139,175 @@ def test_those_who_left_do_not_pile_up_behind_a_blocked_head() -> None:
     for number in range(10_000):
         line.leave(join(line, str(number), arrived=1.0 + number, sequence=number))
     (lane,) = line._lanes.values()
-    assert len(lane.heap) < 50
+    (run,) = lane.crowds[Band.NORMAL].runs.values()
+    band = line._bands[Band.NORMAL]
+    assert len(run._in_order) + len(band.everyone._waiters) < 100
 
 
-def test_random_joins_leaves_and_places_keep_order_and_lose_nobody() -> None:
-    random, line = Random(11), Line[None]()
+def standing(tenant: str, band: Band = Band.NORMAL, weight: float = 1.0) -> Standing:
+    return Standing(tenant=tenant, band=band, weight=weight)
+
+
+def test_tenants_take_turns_however_many_requests_one_of_them_has() -> None:
+    line: Line[None] = Line()
+    for number in range(100):
+        join(line, f"flood{number}", sequence=number, standing=standing("flood"))
+    for number in range(3):
+        join(line, f"quiet{number}", sequence=100 + number, standing=standing("quiet"))
+    served = drain(line, charge=10.0)
+    assert [id.rstrip("0123456789") for id in served[:7]] == ["flood", "quiet"] * 3 + ["flood"]
+
+
+def test_weights_share_tokens_in_their_ratio() -> None:
+    line: Line[None] = Line()
+    for number in range(400):
+        name = "heavy" if number % 2 else "light"
+        join(line, name, sequence=number, standing=standing(name, weight=3.0 if number % 2 else 1.0))
+    served = drain(line, charge=10.0)[:100]
+    assert served.count("heavy") == 75
+
+
+def test_the_flows_of_a_tenant_share_what_is_the_tenants() -> None:
+    line: Line[None] = Line()
+    for number in range(600):
+        tenant = "one" if number % 4 == 0 else "many"
+        flow = "" if tenant == "one" else str(number % 4)
+        join(line, tenant, sequence=number, standing=Standing(tenant=tenant, flow=flow))
+    served = drain(line, charge=10.0)[:120]
+    assert served.count("one") == pytest.approx(60, abs=2)
+
+
+def test_within_a_flow_the_earliest_deadline_goes_first_but_passes_nobody_for_ever() -> None:
+    line: Line[None] = Line()
+    join(line, "patient", arrived=0.0, deadline=600.0)
+    join(line, "hasty", arrived=5.0, deadline=9.0, sequence=1)
+    join(line, "late and hasty", arrived=PATIENCE_S + 1, deadline=PATIENCE_S + 4, sequence=2)
+    assert drain(line) == ["hasty", "patient", "late and hasty"]
+
+
+def test_a_low_band_gets_its_least_share_of_a_pool_that_a_high_band_fills() -> None:
+    line: Line[None] = Line(BandTerms(min_shares=(0.0, 0.1, 0.05, 0.05), ageing_s=1e9))
+    for number in range(2000):
+        band = [Band.HIGH, Band.BULK][number % 2]
+        join(line, band.name, sequence=number, standing=standing("t", band))
+    served = drain(line, charge=10.0)[:1000]
+    assert served.count("BULK") == pytest.approx(50, abs=2)
+
+
+def test_the_share_of_a_band_grows_while_its_oldest_waits() -> None:
+    def bulk_among_1000(waited_s: float) -> int:
+        line: Line[None] = Line(BandTerms())
+        for number in range(2000):
+            band = [Band.HIGH, Band.BULK][number % 2]
+            join(line, band.name, sequence=number, standing=standing("t", band))
+        return drain(line, charge=10.0, now=waited_s)[:1000].count("BULK")
+
+    assert bulk_among_1000(0.0) == pytest.approx(50, abs=2)
+    assert bulk_among_1000(60.0) == pytest.approx(150, abs=2)
+    assert bulk_among_1000(6000.0) == pytest.approx(250, abs=2)
+
+
+def test_who_gives_way_in_a_full_line() -> None:
+    line: Line[None] = Line()
+    for number in range(3):
+        join(line, f"flood{number}", sequence=number, standing=standing("flood"))
+    bulk = join(line, "bulk", sequence=9, standing=standing("x", Band.BULK))
+    assert line.victim(standing("quiet")) is bulk
+    line.leave(bulk)
+    assert line.victim(standing("flood")) is None
+    victim = line.victim(standing("quiet"))
+    assert victim is not None
+    assert victim.demand.request.id == "flood2"
+    assert line.victim(standing("quiet", Band.BULK)) is None
+
+
+def test_how_many_are_ahead() -> None:
+    line: Line[None] = Line()
+    waiters = [join(line, f"f{n}", sequence=n, standing=standing("flood")) for n in range(100)]
+    assert line.num_ahead(standing("flood")) == 100
+    assert line.num_ahead(standing("quiet")) == 1
+    assert line.num_ahead(standing("quiet", Band.HIGH)) == 0
+    assert line.num_ahead(standing("quiet", Band.BULK)) == 100
+    assert [line.num_ahead_of(waiters[at]) for at in (0, 50, 99)] == [0, 50, 99]
+    line.leave(waiters[0])
+    assert line.num_ahead_of(waiters[50]) == 49
+
+
+def test_a_refund_moves_its_flow_forward_at_once() -> None:
+    line: Line[None] = Line()
+    for number, tenant in enumerate(["a", "b", "a", "b"]):
+        join(line, f"{tenant}{number}", sequence=number, standing=standing(tenant))
+    rate = line.serve(standing("a"), 1000.0, 0.0)
+    line.serve(standing("b"), 100.0, 0.0)
+    line.settle(standing("a"), -1000.0, rate)
+    assert drain(line, charge=10.0)[:2] == ["a0", "a2"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_joins_leaves_and_places_keep_order_and_lose_nobody(seed: int) -> None:
+    random, line = Random(seed), Line[None]()
     here: dict[str, Waiter[None]] = {}
-    for step in range(4000):
+    for step in range(3000):
         move = random.random()
         if move < 0.5:
             fields = {
                 "adapter": random.choice([None, "x", "y"]),
                 "tried": frozenset(random.sample("ab", k=random.randrange(2))),
                 "arrived": float(random.randrange(50)),
-                "priority": random.randrange(3),
+                "deadline": float(random.randrange(50, 200)),
                 "sequence": step,
+                "standing": standing(random.choice("stuvw"), random.choice(list(Band)), random.choice([1.0, 2.0])),
             }
             here[str(step)] = join(line, str(step), **fields)
-        elif move < 0.75 and here:
+        elif move < 0.7 and here:
             line.leave(here.pop(random.choice(list(here))))
+        elif move < 0.75:
+            line.settle(standing(random.choice("stuvw")), random.uniform(-50, 50), 1.0)
         else:
-            blocked, num_places = random.choice([None, "x", "y"]), random.randrange(4)
-            served: list[Waiter[None]] = []
-
-            def serve(
-                waiter: Waiter[None],
-                blocked: str | None = blocked,
-                num_places: int = num_places,
-                served: list[Waiter[None]] = served,
-            ) -> bool:
-                fits = len(served) < num_places and (blocked is None or waiter.demand.adapter != blocked)
-                if fits:
-                    served.append(waiter)
-                return fits
-
-            could = sorted(
-                (w for w in here.values() if blocked is None or w.demand.adapter != blocked), key=lambda w: w.key
-            )
-            line.advance(serve)
-            assert served == could[:num_places]
-            for waiter in served:
-                assert here.pop(waiter.demand.request.id) is waiter
+            _serve_some(line, here, random)
         assert len(line) == len(here)
-        assert line.oldest is next(iter(here.values()), None)
+        assert line.oldest is min(here.values(), key=lambda waiter: waiter.sequence, default=None)
+        assert sum(flow.num_waiting for flow in line.flows) == len(here)
     assert sorted(drain(line)) == sorted(here)
+    assert repr(line) == "<Line 0 waiting in 0 lanes>"
+
+
+def _serve_some(line: Line[None], here: dict[str, Waiter[None]], random: Random) -> None:
+    """Every place goes to whom it is due, among those whom it fits."""
+    blocked, num_places = random.choice([None, "x", "y"]), random.randrange(1, 4)
+    num_served = 0
+
+    def fits(waiter: Waiter[None]) -> bool:
+        return blocked is None or waiter.demand.adapter != blocked
+
+    def serve(waiter: Waiter[None]) -> bool:
+        nonlocal num_served
+        if num_served == num_places or not fits(waiter):
+            return False
+        num_served += 1
+        _check_turn(line, here, waiter, fits)
+        line.serve(waiter.standing, random.uniform(1.0, 100.0), 0.0)
+        assert here.pop(waiter.demand.request.id) is waiter
+        return True
+
+    num_fitting = sum(map(fits, here.values()))
+    line.advance(serve)
+    assert num_served == min(num_places, num_fitting)
+
+
+def _check_turn(
+    line: Line[None], here: dict[str, Waiter[None]], chosen: Waiter[None], fits: Callable[[Waiter[None]], bool]
+) -> None:
+    turns = {rank: turn for turn, rank in enumerate(line._order())}
+    fitting = [waiter for waiter in here.values() if fits(waiter)]
+
+    def key(waiter: Waiter[None]) -> tuple[int, float]:
+        return turns[waiter.band], line.flows.get(waiter.standing).counter
+
+    assert key(chosen) == min(map(key, fitting))
+    peers = [
+        (waiter.due, waiter.sequence)
+        for waiter in fitting
+        if (waiter.standing.tenant, waiter.band, waiter.limits) == (chosen.standing.tenant, chosen.band, chosen.limits)
+    ]
+    assert (chosen.due, chosen.sequence) == min(peers)
