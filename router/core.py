@@ -86,10 +86,10 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     template_options: Mapping[str, object] = {}
     cache_salt: str | None = None
     priority: int = 0
-    headers: Headers = ()
     max_tokens: int | None = None
     session: str | None = None
     slo: Slo | None = None
+    headers: Headers = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -205,6 +205,21 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
     prompt: Prompt
     adapter: str | None = None
     tried: frozenset[str] = frozenset()
+    standing: Standing | None = None
+    num_displaced: int = 0
+
+
+class View(msgspec.Struct, frozen=True, gc=False):
+    """What a decision can see, and when: the replicas that may be given work `now`, and the leading blocks that each
+    holds, by its id; of those, `device_matches` need not be fetched from host memory. `num_blocks(id)`: all it holds.
+    """
+
+    now: float
+    replicas: Sequence[Replica]
+    matches: Mapping[str, int]
+    device_matches: Mapping[str, int]
+    num_blocks: Callable[[str], int]
+    expected_output_tokens: float = 0.0
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -237,6 +252,9 @@ class Lease:
     """The reservation of a decision: held from the choice until the body ends, released exactly once.
 
     Leaving the `with` block without a release counts as the client's leaving when cancelled, else as a failure.
+    `output_tokens`, where the replica has said them, are set before the release: speeds and lengths are learned there.
+    `charged_tokens` is what its flow was charged for it so far, at `charge_rate`; `on_displaced()` makes it give its
+    place up, for a higher band and before its first byte.
     """
 
     demand: Demand
@@ -247,28 +265,34 @@ class Lease:
     outcome: Outcome | None = None
     error: BaseException | None = None
     has_started: bool = False
+    started_at: float | None = None
+    ended_at: float | None = None
+    output_tokens: int | None = None
+    charged_tokens: float = 0.0
+    charge_rate: float = 0.0
+    on_displaced: Callable[[], None] | None = None
 
     @property
     def replica(self) -> Replica:
         return self.decision.replica
 
+    @property
+    def decode_s(self) -> float | None:
+        """From the first token to the end; None before the end, and where there was no first token."""
+        return None if self.started_at is None or self.ended_at is None else self.ended_at - self.started_at
+
+    def when_released(self, callback: Callable[["Lease"], None]) -> None:
+        """Call this as well, after the counts have been given back."""
+        before = self.on_released
+
+        def release(lease: "Lease") -> None:
+            before(lease)
+            callback(lease)
+
+        self.on_released = release
+
     def start(self) -> None:
         """The first content byte came: the prompt is computed. Later calls do nothing."""
-    standing: Standing | None = None
-    num_displaced: int = 0
-
-
-class View(msgspec.Struct, frozen=True, gc=False):
-    """What a decision can see, and when: the replicas that may be given work `now`, and the leading blocks that each
-    holds, by its id; of those, `device_matches` need not be fetched from host memory. `num_blocks(id)`: all it holds.
-    """
-
-    now: float
-    replicas: Sequence[Replica]
-    matches: Mapping[str, int]
-    device_matches: Mapping[str, int]
-    num_blocks: Callable[[str], int]
-    expected_output_tokens: float = 0.0
         if not self.has_started:
             self.has_started = True
             self.on_started(self)
@@ -303,9 +327,6 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     connect_timeout_s: float
     first_byte_timeout_s: float
-    `output_tokens`, where the replica has said them, are set before the release: speeds and lengths are learned there.
-    `charged_tokens` is what its flow was charged for it so far, at `charge_rate`; `on_displaced()` makes it give its
-    place up, for a higher band and before its first byte.
     idle_timeout_s: float
 
 
@@ -316,25 +337,4 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int | None = None
     output_tokens: int | None = None
     first_token_s: float | None = None
-    started_at: float | None = None
-    ended_at: float | None = None
-    output_tokens: int | None = None
-    charged_tokens: float = 0.0
-    charge_rate: float = 0.0
-    on_displaced: Callable[[], None] | None = None
     total_s: float = 0.0
-    @property
-    def decode_s(self) -> float | None:
-        """From the first token to the end; None before the end, and where there was no first token."""
-        return None if self.started_at is None or self.ended_at is None else self.ended_at - self.started_at
-
-    def when_released(self, callback: Callable[["Lease"], None]) -> None:
-        """Call this as well, after the counts have been given back."""
-        before = self.on_released
-
-        def release(lease: "Lease") -> None:
-            before(lease)
-            callback(lease)
-
-        self.on_released = release
-
