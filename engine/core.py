@@ -3,13 +3,18 @@
 Knows the scheduler and when a sequence has come to its end. Must not know asyncio, threads, tensors or the wall
 clock: whoever steps it passes the time, so a simulator can step it as fast as it likes.
 
-One step is `plan`, then computing the batch by whatever means, then `commit` with the tokens (or `fail`).
+One step is `plan`, then computing the batch by whatever means, then `commit` with the tokens (or `fail`). Decode steps
+that are all alike can be taken at once: `num_steady_steps`, then `advance`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import pairwise
 
+from msgspec.structs import replace
+
+from engine.prefixes import Change
 from engine.sampling import Result, Sampled, TokenLogprobs
 from engine.scheduler import Batch, Chunk, Scheduler
 from engine.sequence import FinishReason, Output, Request, Sequence
@@ -24,15 +29,17 @@ class EngineCore:
 
     scheduler: Scheduler
     stats: Stats = field(default_factory=Stats)
+    is_asleep: bool = False
     _texts: dict[str, TextStream] = field(default_factory=dict)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.num_waiting + self.scheduler.num_running > 0
+        """Whether there is something to compute now."""
+        return not self.is_asleep and self.scheduler.num_waiting + self.scheduler.num_running > 0
 
     def add(self, request: Request, text: TextStream | None = None, structure: Structure | None = None) -> None:
         """Queues a request; without `text`, its outputs carry token ids only. Raises ValueError if it can
-        never fit the KV cache."""
+        never fit the KV cache, its adapter is not loaded, or its id is in use."""
         self.scheduler.add(request).structure = structure
         if text is not None:
             self._texts[request.id] = text
@@ -49,16 +56,20 @@ class EngineCore:
     def commit(self, batch: Batch, results: List[Result], now_s: float) -> list[Output]:
         """`results` has one entry for each chunk."""
         outputs: list[Output] = []
+        computed = self.scheduler.computed
         for chunk, result in zip(batch.chunks, results, strict=True):
-            self.scheduler.computed(chunk)
-            if isinstance(result, Sampled):
-                outputs += self._take(chunk, result, now_s)
-            elif result is not None:
+            computed(chunk)
+            if isinstance(result, int):
                 outputs.append(self._append(chunk.sequence, result, now_s))
+            elif result is not None:
+                outputs += self._take(chunk, result, now_s)
         return outputs
 
     def fail(self, batch: Batch, error: str) -> list[Output]:
         """Ends what is left of the batch's requests; all others go on."""
+        if batch.copies:
+            # Nobody knows which of them were made: what other sequences were to find in their blocks may be missing.
+            self.scheduler.forget_kv()
         outputs = []
         for chunk in batch.chunks:
             sequence = chunk.sequence
@@ -66,6 +77,44 @@ class EngineCore:
                 self._finish(sequence, FinishReason.ERROR)
                 outputs.append(_output(sequence, (), "", error=error))
         return outputs
+
+    def take_changes(self) -> list[Change]:
+        """What came into the KV cache and went, for whoever set the pool's `records_changes`."""
+        return self.scheduler.pool.take_changes()
+
+    def sleep(self) -> None:
+        """Nothing is computed until `wake`; all KV is lost. What is open is kept, and computed again."""
+        self.scheduler.forget_kv()
+        self.is_asleep = True
+
+    def wake(self) -> None:
+        self.is_asleep = False
+
+    def num_steady_steps(self) -> int:
+        """For how many steps from now each would compute the newest token of every running sequence, and nothing
+        else, if nobody comes or goes in between. No sequence ends in them; 0 too where a token may end one early."""
+        if self._texts or any(_may_stop_early(sequence) for sequence in self.scheduler.running):
+            return 0
+        return self.scheduler.num_steady_steps()
+
+    def advance(self, generate: Callable[[Sequence, int], List[int]], ends_s: List[float]) -> list[Output]:
+        """Takes one step for each of `ends_s`, at most `num_steady_steps`, as if taken one by one.
+
+        `generate` gives a running sequence so many tokens. One output for each sequence, with all of them. What has
+        to be copied between the tiers comes with the next batch.
+        """
+        running, gaps = list(self.scheduler.running), [after - before for before, after in pairwise(ends_s)]
+        tokens = [generate(sequence, len(ends_s)) for sequence in running]
+        for sequence, new in zip(running, tokens, strict=True):
+            assert sequence.last_token_s is not None
+            self.stats.next_token_s.observe(ends_s[0] - sequence.last_token_s)
+            sequence.last_token_s = ends_s[-1]
+            sequence.tokens += new
+        for gap in gaps:
+            self.stats.next_token_s.observe(gap, len(running))
+        self.stats.num_output_tokens += len(running) * len(ends_s)
+        self.scheduler.compute_steadily(len(ends_s))
+        return [_output(sequence, tuple(new), "") for sequence, new in zip(running, tokens, strict=True)]
 
     def _take(self, chunk: Chunk, sampled: Sampled, now_s: float) -> Iterator[Output]:
         sequence = chunk.sequence
@@ -77,34 +126,33 @@ class EngineCore:
             )
 
     def _append(self, sequence: Sequence, token: int, now_s: float) -> Output:
-        self._measure(sequence, now_s)
+        request = sequence.request
+        if sequence.last_token_s is None:
+            self.stats.num_prompt_tokens += len(request.prompt)
+            self.stats.first_token_s.observe(now_s - request.arrived_s)
+        else:
+            self.stats.next_token_s.observe(now_s - sequence.last_token_s)
+        self.stats.num_output_tokens += 1
+        sequence.last_token_s = now_s
         sequence.tokens.append(token)
         if sequence.structure is not None and not sequence.structure.accept(token):
             return self._end(sequence, token, "", FinishReason.ERROR, error="the token does not fit the grammar")
-        sampling = sequence.request.sampling
-        may_stop = sequence.num_output_tokens >= sampling.min_tokens
+        sampling = request.sampling
+        num_output_tokens = len(sequence.tokens) - len(request.prompt)
+        may_stop = num_output_tokens >= sampling.min_tokens
         if may_stop and token in sampling.eos_token_ids:
             return self._end(sequence, token, "", FinishReason.STOP)
         if may_stop and token in sampling.stop_token_ids:
             return self._end(sequence, token, "", FinishReason.STOP, stop_reason=token)
-        stream = self._texts.get(sequence.request.id)
+        stream = self._texts.get(request.id)
         text = stream.push(token, may_stop) if stream else ""
         if stream and stream.matched is not None:
             return self._end(sequence, token, text, FinishReason.STOP, stop_reason=stream.matched)
         if sequence.structure is not None and sequence.structure.is_complete:
             return self._end(sequence, token, text, FinishReason.STOP)
-        if sequence.num_output_tokens == sampling.max_tokens:
+        if num_output_tokens == sampling.max_tokens:
             return self._end(sequence, token, text, FinishReason.LENGTH)
-        return _output(sequence, (token,), text)
-
-    def _measure(self, sequence: Sequence, now_s: float) -> None:
-        if sequence.last_token_s is None:
-            self.stats.num_prompt_tokens += len(sequence.request.prompt)
-            self.stats.first_token_s.observe(now_s - sequence.request.arrived_s)
-        else:
-            self.stats.next_token_s.observe(now_s - sequence.last_token_s)
-        self.stats.num_output_tokens += 1
-        sequence.last_token_s = now_s
+        return Output(request.id, (token,), text, sequence.num_cached_tokens or 0, num_output_tokens)
 
     def _end(
         self,
@@ -127,6 +175,11 @@ class EngineCore:
 
     def __repr__(self) -> str:
         return f"<EngineCore {self.scheduler!r}>"
+
+
+def _may_stop_early(sequence: Sequence) -> bool:
+    sampling = sequence.request.sampling
+    return bool(sampling.eos_token_ids or sampling.stop_token_ids or sequence.structure)
 
 
 def _told_once(sequence: Sequence) -> tuple[TokenLogprobs, ...]:

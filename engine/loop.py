@@ -9,15 +9,17 @@ effect at the next step boundary. Outputs cross back once a step, at once: no to
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Self
+from typing import Any, Self, TypeVar, cast
 
 from engine.core import EngineCore
+from engine.prefixes import Change
 from engine.sampling import Result
 from engine.scheduler import Batch
 from engine.sequence import FinishReason, Output, Request
@@ -26,6 +28,7 @@ from engine.text import TextStream
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 RunBatch = Callable[[Batch], Sequence[Result]]
 
 
@@ -43,7 +46,8 @@ class OutputStream:
 
     request_id: str
     _engine: "EngineLoop"
-    _arrived: "asyncio.Queue[Output]" = field(default_factory=asyncio.Queue)
+    _arrived: deque[Output] = field(default_factory=deque)
+    _waiter: "asyncio.Future[None] | None" = None
     _is_finished: bool = False
 
     def __enter__(self) -> Self:
@@ -59,26 +63,37 @@ class OutputStream:
         """Raises EngineError if the step that computed this request failed."""
         if self._is_finished:
             raise StopAsyncIteration
-        output = await self._arrived.get()
+        while not self._arrived:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        output = self._arrived.popleft()
         self._is_finished = output.finish_reason is not None
         if output.error is not None:
             raise EngineError(output.error, is_stopped=self._engine.is_stopped)
         return output
 
+    def _put(self, output: Output) -> None:
+        self._arrived.append(output)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
     def __repr__(self) -> str:
-        return f"<OutputStream {self.request_id} {self._arrived.qsize()} outputs unread>"
+        return f"<OutputStream {self.request_id} {len(self._arrived)} outputs unread>"
 
 
 @dataclass(eq=False, slots=True)
 class EngineLoop:
     """Steps `core`, computing batches with `run_batch` on a thread of its own. Start it on the event loop that
-    reads the streams."""
+    reads the streams. `listeners` are told on that thread what each step changed in the KV cache."""
 
     core: EngineCore
     run_batch: RunBatch
     clock: Callable[[], float] = time.monotonic
+    listeners: "list[Callable[[list[Change]], object]]" = field(default_factory=list)
     _commands: "SimpleQueue[Callable[[], object] | None]" = field(default_factory=SimpleQueue)
     _streams: dict[str, OutputStream] = field(default_factory=dict)
+    _calls: "set[asyncio.Future[Any]]" = field(default_factory=set)
     _event_loop: asyncio.AbstractEventLoop | None = None
     _thread: Thread | None = None
     _stop_reason: str | None = "the engine is not started"
@@ -96,14 +111,31 @@ class EngineLoop:
     def submit(
         self, request: Request, text: TextStream | None = None, structure: Structure | None = None
     ) -> OutputStream:
-        """Queues the request. Raises EngineError when stopped, ValueError if it can never fit the KV cache."""
+        """Queues the request. Raises EngineError when stopped or asleep, ValueError if it can never fit the KV cache,
+        its adapter is not loaded, or its id is in use."""
         if self._stop_reason is not None:
             raise EngineError(self._stop_reason, is_stopped=True)
+        if self.core.is_asleep:
+            raise EngineError("the engine sleeps; POST /wake_up", is_stopped=True)
+        if request.id in self._streams:
+            raise ValueError(f"a request {request.id} is open already")
         self.core.scheduler.check(request)
         stream = OutputStream(request.id, self)
         self._streams[request.id] = stream
-        self._commands.put(partial(self.core.add, request, text, structure))
+        self._commands.put(partial(self._add, request, text, structure))
         return stream
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Runs it on the stepping thread, between two steps. Raises what it raises, EngineError when stopped."""
+        if self._stop_reason is not None:
+            raise EngineError(self._stop_reason, is_stopped=True)
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._calls.add(answer)
+        try:
+            self._commands.put(partial(self._answer, answer, function))
+            return await answer
+        finally:
+            self._calls.discard(answer)
 
     def stop(self, reason: str) -> None:
         """Ends all streams with an error and lets the thread go after the step it is in."""
@@ -121,22 +153,41 @@ class EngineLoop:
         if self._streams.pop(stream.request_id, None) is not None:
             self._commands.put(partial(self.core.abort, stream.request_id))
 
+    def _add(self, request: Request, text: TextStream | None, structure: Structure | None) -> None:
+        try:
+            self.core.add(request, text, structure)
+        except ValueError as error:
+            # Its adapter went between the check and now, say.
+            self._to_event_loop(partial(self._deliver, [_ended(request.id, str(error))]))
+
+    def _answer(self, answer: "asyncio.Future[T]", function: Callable[[], T]) -> None:
+        try:
+            result = function()
+        except Exception as error:
+            self._to_event_loop(partial(_settle, answer, error=error))
+        else:
+            self._to_event_loop(partial(_settle, answer, result))
+
     def _run(self) -> None:
         try:
             while self._obey_commands():
+                self._tell_changes()
                 if self.core.has_work:
                     self._step()
+                    self._tell_changes()
         except Exception:
             log.exception("the engine's loop broke; it takes no more requests")
             self._to_event_loop(partial(self._end_all, "the engine broke, see its log"))
 
     def _obey_commands(self) -> bool:
         """Runs what is queued, waiting for the first command when there is nothing to compute."""
-        while not self.core.has_work or not self._commands.empty():
+        is_idle = not self.core.has_work
+        while is_idle or not self._commands.empty():
             command = self._commands.get()
             if command is None:
                 return False
             command()
+            is_idle = False
         return True
 
     def _step(self) -> None:
@@ -150,6 +201,11 @@ class EngineLoop:
         if outputs:
             self._to_event_loop(partial(self._deliver, outputs))
 
+    def _tell_changes(self) -> None:
+        if self.core.scheduler.pool.records_changes and (changes := self.core.take_changes()):
+            for listener in self.listeners:
+                listener(changes)
+
     def _to_event_loop(self, callback: Callable[[], object]) -> None:
         assert self._event_loop is not None
         # A closed event loop has nobody left to tell.
@@ -160,11 +216,13 @@ class EngineLoop:
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is not None:
-                stream._arrived.put_nowait(output)
+                stream._put(output)
 
     def _end_all(self, reason: str) -> None:
         self._stop_reason = reason
         self._deliver([_ended(request_id, reason) for request_id in self._streams])
+        for answer in self._calls:
+            _settle(answer, error=EngineError(reason, is_stopped=True))
 
     def __repr__(self) -> str:
         state = "RUNNING" if self._stop_reason is None else f"STOPPED ({self._stop_reason})"
@@ -173,3 +231,13 @@ class EngineLoop:
 
 def _ended(request_id: str, reason: str) -> Output:
     return Output(request_id, (), "", 0, 0, finish_reason=FinishReason.ERROR, error=reason)
+
+
+def _settle(answer: "asyncio.Future[T]", result: T | None = None, *, error: Exception | None = None) -> None:
+    """On the event loop. Whoever waited may have given up."""
+    if answer.done():
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(cast(T, result))

@@ -13,6 +13,8 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from itertools import count
 
+from msgspec import Struct
+
 from engine.adapters import AdapterSlots, Placement
 from engine.blocks import BlockPool
 from engine.prefixes import Copy, Prefix
@@ -22,8 +24,7 @@ from engine.sequence import FinishReason, Request, Sequence, SequenceState
 _LOOK_AHEAD = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Struct, frozen=True, gc=False):
     """Compute the KV of `num_tokens` tokens from `start`; sample behind them if they are the last known."""
 
     sequence: Sequence
@@ -147,10 +148,11 @@ class Scheduler:
     def computed(self, chunk: Chunk) -> None:
         """The chunk's KV is in its blocks: count it, and share the blocks that became full."""
         sequence, size = chunk.sequence, self.pool.block_size
-        first, full = chunk.start // size, chunk.end // size
+        end = chunk.start + chunk.num_tokens
+        first, full = chunk.start // size, end // size
         if first < full:
             self._share(sequence, first, full)
-        sequence.num_computed = chunk.end
+        sequence.num_computed = end
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Takes a queued sequence out, whatever it was doing, and frees its blocks."""
@@ -172,11 +174,11 @@ class Scheduler:
 
     def num_steady_steps(self) -> int:
         """For how many steps from now each would compute the newest token of every running sequence, and nothing
-        else, if nobody came, went or stopped early. The last of them may be the last one of a sequence."""
+        else, if nobody came, went or stopped early. No sequence reaches its limit in them."""
         running = self._running
         if any(sequence.num_uncomputed != 1 or sequence.last_token_s is None for sequence in running):
             return 0
-        steps = min((s.request.sampling.max_tokens - s.num_output_tokens for s in running), default=0)
+        steps = min((s.request.sampling.max_tokens - s.num_output_tokens - 1 for s in running), default=0)
         if self._waiting and steps:
             if self._can_change():
                 return 0

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from engine.adapters import Adapter
 from engine.prefixes import NO_SCOPE, Scope
 from engine.sampling import Sampling, TokenLogprobs
@@ -55,8 +57,7 @@ class Request:
     adapter: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(Struct, frozen=True, gc=False):
     """What one step gave one request. `stop_reason` is the stop string or stop token id that was met. `logprobs` has
     an entry for each token, if they were asked for; `prompt_logprobs` comes once, with the first token, and has one
     for each token of the prompt but the first."""
@@ -140,7 +141,7 @@ class Sequence:
             new = self.tokens[len(known) * block_size : num_blocks * block_size]
             parent = known[-1] if known else None
             known += block_hashes(new, block_size, adapter=self.scope.adapter, salt=self.scope.salt, parent=parent)
-        return known if len(known) == num_blocks else known[:num_blocks]
+        return known[:num_blocks]
 
     def __repr__(self) -> str:
         return (

@@ -27,13 +27,18 @@ class Histogram:
     bounds: tuple[float, ...]
     counts: list[int] = field(init=False)
     total: float = 0.0
+    _last: float = field(default=-1.0, init=False)
+    _bucket: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.counts = [0] * (len(self.bounds) + 1)
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        # What one step observes is mostly the same for all its sequences.
+        if value != self._last:
+            self._last, self._bucket = value, bisect_left(self.bounds, value)
+        self.counts[self._bucket] += times
+        self.total += value * times
 
 
 @dataclass(eq=False, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from engine.adapters import Adapter, AdapterSlots
 from engine.blocks import BlockPool
 from engine.core import EngineCore
 from engine.sampling import Sampling
@@ -21,6 +22,7 @@ def request(
     name: str | None = None,
     priority: int = 0,
     salt: str | None = None,
+    adapter: str | None = None,
     **sampling: Any,
 ) -> Request:
     sampling.setdefault("max_tokens", 8)
@@ -31,11 +33,24 @@ def request(
         arrived_s=0.0,
         priority=priority,
         salt=salt,
+        adapter=adapter,
     )
 
 
-def scheduler(num_blocks: int = 64, max_num_seqs: int = 8, max_num_batched_tokens: int = 32) -> Scheduler:
-    return Scheduler(BlockPool(num_blocks, BLOCK_SIZE), max_num_seqs, max_num_batched_tokens)
+def scheduler(
+    num_blocks: int = 64,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 32,
+    num_host_blocks: int = 0,
+    num_slots: int = 0,
+) -> Scheduler:
+    pool = BlockPool(num_blocks, BLOCK_SIZE, num_host_blocks)
+    return Scheduler(pool, max_num_seqs, max_num_batched_tokens, AdapterSlots(num_slots))
+
+
+def add_adapters(queue: Scheduler, *names: str) -> None:
+    for name in names:
+        queue.adapters.add(Adapter(name, path=f"/adapters/{name}", rank=8, load=queue.adapters.next_load()))
 
 
 def core(**options: int) -> EngineCore:

@@ -1,9 +1,14 @@
+from math import ceil
 from pathlib import Path
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.core import EngineCore
-from engine.sequence import FinishReason, Output
+from engine.prefixes import Medium
+from engine.sequence import FinishReason, Output, Request
 from engine.text import TextStream
 from engine.tokenizer import Tokenizer
 from tests.engine.model.gguf_writer import write_gguf
@@ -116,3 +121,99 @@ def test_the_cached_tokens_are_those_of_the_first_admission() -> None:
     assert engine.scheduler.num_preemptions > 0
     assert {output.num_cached_tokens for output in outputs if output.request_id == "later"} == {0}
     assert {output.num_cached_tokens for output in outputs if output.request_id != "later"} == {8}
+
+
+def test_a_failed_step_that_had_copies_to_make_lets_all_others_begin_again() -> None:
+    engine = core(num_blocks=8, num_host_blocks=8, max_num_seqs=2, max_num_batched_tokens=8)
+    engine.add(request(range(16), name="cached", max_tokens=1))
+    run(engine)
+    engine.add(request(range(100, 128), name="evicts", max_tokens=1))
+    engine.add(request(range(4), name="other", max_tokens=2))
+    batch = engine.plan()
+    while not batch.copies:
+        engine.commit(batch, tokens_by(next_number, batch), 0.0)
+        batch = engine.plan()
+    engine.fail(batch, "it broke")
+    assert repr(engine.scheduler.pool) == "<BlockPool 8 free 0 used 0 cached <HostTier 8 free 0 cached>>"
+    assert [output.finish_reason for output in run(engine)][-1] == FinishReason.LENGTH
+
+
+def test_asleep_it_computes_nothing_and_awake_it_goes_on_where_it_was() -> None:
+    engine = core()
+    engine.add(request((1, 2), max_tokens=4))
+    outputs = step(engine)
+    engine.sleep()
+    assert not engine.has_work
+    assert repr(engine.scheduler) == "<Scheduler 0 running 1 waiting <BlockPool 64 free 0 used 0 cached>>"
+    engine.wake()
+    outputs += run(engine)
+    assert [token for output in outputs for token in output.token_ids] == [3, 4, 5, 6]
+
+
+def state(engine: EngineCore) -> list[object]:
+    """All that later steps depend on."""
+    scheduler, pool = engine.scheduler, engine.scheduler.pool
+    sequences = [(s.request.id, s.tokens, s.table, s.num_computed, s.last_token_s) for s in scheduler.running]
+    waiting = [s.request.id for s in scheduler.waiting]
+    prefixes = [(p.hash, p.block, p.host_block) for p in pool.held(Medium.GPU)]
+    totals = (engine.stats.num_output_tokens, engine.stats.next_token_s.counts, engine.stats.finished)
+    return [sequences, waiting, prefixes, list(pool._cached), list(pool._free), totals]
+
+
+def told(outputs: list[Output]) -> dict[str, tuple[int, FinishReason | None]]:
+    return {output.request_id: (output.num_output_tokens, output.finish_reason) for output in outputs}
+
+
+def random_request(random: Random) -> Request:
+    start = random.choice([0, 0, 50])
+    return request(range(start, start + random.randint(2, 20)), max_tokens=random.randint(1, 12))
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    num_blocks=st.integers(8, 30),
+    num_host_blocks=st.sampled_from([0, 4]),
+    share=st.floats(0.1, 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_steady_steps_taken_at_once_are_equal_to_single_ones(
+    seed: int, num_blocks: int, num_host_blocks: int, share: float
+) -> None:
+    random = Random(seed)
+    requests = [random_request(random) for _ in range(8)]
+    options = {"num_blocks": num_blocks, "num_host_blocks": num_host_blocks, "max_num_seqs": random.randint(1, 4)}
+    at_once, singly = core(**options), core(**options)
+    now_s = 0.0
+    for asked in requests:
+        for engine in (at_once, singly):
+            engine.add(asked)
+        for _ in range(random.randrange(4)):
+            now_s = advance_both(at_once, singly, now_s, share)
+    while singly.has_work:
+        now_s = advance_both(at_once, singly, now_s, share)
+    assert not at_once.has_work
+
+
+def advance_both(at_once: EngineCore, singly: EngineCore, now_s: float, share: float) -> float:
+    """A part of what can be taken at once, or a single step."""
+    num_steps = ceil(at_once.num_steady_steps() * share)
+    ends_s = [now_s + index + 1 for index in range(max(num_steps, 1))]
+    if num_steps:
+        outputs = at_once.advance(lambda s, n: [s.tokens[-1] + 1 + index for index in range(n)], ends_s)
+    elif at_once.has_work:
+        outputs = step(at_once, ends_s[0])
+    expected = [output for end_s in ends_s if singly.has_work for output in step(singly, end_s)]
+    if expected:
+        assert told(outputs) == told(expected)
+    assert state(at_once) == state(singly)
+    return ends_s[-1]
+
+
+def test_a_sequence_that_may_end_early_is_not_steady() -> None:
+    engine = core()
+    engine.add(request(max_tokens=8))
+    step(engine)
+    assert engine.num_steady_steps() == 6
+    engine.add(request(max_tokens=8, stop_token_ids=frozenset({9})))
+    step(engine), step(engine)
+    assert engine.num_steady_steps() == 0

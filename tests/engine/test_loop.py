@@ -1,12 +1,16 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
+from queue import SimpleQueue
 
 import pytest
 
+from engine.adapters import UnknownAdapter
 from engine.loop import EngineError, EngineLoop, OutputStream
+from engine.prefixes import Change, Cleared, Stored
 from engine.scheduler import Batch
-from tests.engine.requests import core, request
+from tests.engine.requests import BLOCK_SIZE, add_adapters, core, request
 from tests.engine.steps import Steps
 
 
@@ -141,3 +145,78 @@ async def test_what_can_never_fit_is_refused_at_once(steps: Steps) -> None:
 async def test_an_engine_that_was_not_started_takes_nothing() -> None:
     with pytest.raises(EngineError, match="not started"):
         EngineLoop(core(), Steps().run).submit(request())
+
+
+async def test_a_call_runs_between_two_steps_and_brings_back_what_it_gives_or_raises(steps: Steps) -> None:
+    async with running(steps) as engine:
+        with engine.submit(request(name="a")):
+            await steps.next()
+            answer = asyncio.create_task(engine.call(lambda: engine.core.scheduler.num_running))
+            await asyncio.sleep(0)
+            assert not answer.done()
+            steps.allow()
+            assert await answer == 1
+            await steps.next()
+            steps.allow(10)
+            with pytest.raises(UnknownAdapter, match="nothing"):
+                await engine.call(partial(engine.core.scheduler.adapters.remove, "nothing"))
+    with pytest.raises(EngineError, match="the test is over"):
+        await engine.call(lambda: None)
+
+
+async def test_a_call_that_waits_when_the_engine_stops_is_told(steps: Steps) -> None:
+    async with running(steps) as engine:
+        with engine.submit(request(name="a")):
+            await steps.next()
+            answer = asyncio.create_task(engine.call(lambda: None))
+            await asyncio.sleep(0)
+            engine.stop("closing time")
+            with pytest.raises(EngineError, match="closing time"):
+                await answer
+
+
+async def test_an_adapter_that_went_while_its_request_was_on_its_way_ends_that_request_only(steps: Steps) -> None:
+    async with running(steps, num_slots=1) as engine:
+        add_adapters(engine.core.scheduler, "a")
+        with engine.submit(request(name="first")):
+            await steps.next()
+            gone = asyncio.create_task(engine.call(lambda: engine.core.scheduler.adapters.remove("a")))
+            await asyncio.sleep(0)
+            with engine.submit(request(name="late", adapter="a")) as late:
+                steps.allow(10)
+                await gone
+                with pytest.raises(EngineError, match="the adapter a is not loaded"):
+                    await anext(late)
+        assert not engine.is_stopped
+
+
+async def test_an_id_that_is_open_is_not_taken_twice(steps: Steps) -> None:
+    async with running(steps) as engine:
+        with engine.submit(request(name="a")), pytest.raises(ValueError, match="a request a is open already"):
+            engine.submit(request(name="a"))
+
+
+async def test_asleep_it_takes_nothing_and_says_how_to_wake_it(steps: Steps) -> None:
+    async with running(steps) as engine:
+        await engine.call(engine.core.sleep)
+        with pytest.raises(EngineError, match="POST /wake_up"):
+            engine.submit(request())
+        await engine.call(engine.core.wake)
+        with engine.submit(request((1, 2), max_tokens=1)) as stream:
+            steps.allow(1)
+            assert await tokens(stream) == [3]
+
+
+async def test_listeners_are_told_what_each_step_and_each_call_changed(steps: Steps) -> None:
+    async with running(steps) as engine:
+        told: SimpleQueue[list[Change]] = SimpleQueue()
+        engine.core.scheduler.pool.records_changes = True
+        engine.listeners.append(told.put)
+        with engine.submit(request(range(BLOCK_SIZE * 2), max_tokens=1)) as stream:
+            steps.allow(1)
+            await tokens(stream)
+        (stored,) = await asyncio.to_thread(told.get, timeout=10)
+        assert isinstance(stored, Stored)
+        assert len(stored.prefixes) == 2
+        await engine.call(engine.core.sleep)
+        assert await asyncio.to_thread(told.get, timeout=10) == [Cleared()]
