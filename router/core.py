@@ -16,7 +16,7 @@ Times are seconds of one monotonic clock unless a name says otherwise; tokens ar
 request is a msgspec Struct: a frozen dataclass would cost eight times as much.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, StrEnum
 from types import TracebackType
@@ -72,7 +72,8 @@ class Slo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """One call of a client. `body` holds the bytes as received; `messages` and `prompt` are decoded views of it."""
+    """One call of a client. `body` holds the bytes as received; `messages` and `prompt` (in embeddings: `input`) are
+    decoded views of it."""
 
     id: str
     surface: Surface
@@ -129,6 +130,27 @@ class Load:
     queued_tokens: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """What one step of an engine takes, in seconds: `base_s`, + for each new prompt token `token_s` and, for each token
+    before it, `attention_s`; + for each sequence that decodes `sequence_s`, and for each token of its context
+    `context_s`. How it is learned is in `replicas/speeds.py`."""
+
+    base_s: float = 0.005
+    token_s: float = 0.0005
+    attention_s: float = 1e-8
+    sequence_s: float = 1.5e-4
+    context_s: float = 7.5e-7
+
+    def prefill_s(self, num_new: int, num_tokens: int) -> float:
+        """To compute the last `num_new` tokens of a prompt of `num_tokens`, without the steps' own time."""
+        return num_new * (self.token_s + self.attention_s * (num_tokens - 0.5 * num_new))
+
+    def decode_s(self, num_sequences: float, num_context_tokens: float) -> float:
+        """A step that computes one token of each sequence."""
+        return self.base_s + num_sequences * self.sequence_s + num_context_tokens * self.context_s
+
+
 class ReplicaState(Enum):
     """Life of a replica as health sees it; the transition table is in `replicas/health.py`."""
 
@@ -156,9 +178,11 @@ class Replica:
     """One engine server. The replicas room alone writes it; all others read.
 
     `in_flight` counts open leases; `prefilling` those without a first token, `prefilling_tokens` their uncached
-    prompt tokens; `sibling_*` are the same of the other workers on this host. `foreign_requests` and `foreign_tokens`
-    are what its last report shows beyond what we and they sent.
-    `prefill_tokens_per_s` is learned; `decode_drag_s` is what each running request adds to a newcomer's first token.
+    prompt tokens and `prefilling_s` the time that these were expected to take, `prefilled_at` when the last of them
+    should be computed; `context_tokens` are the prompt tokens of those that decode. `sibling_*` are the same of the
+    other workers on this host. `foreign_requests` and `foreign_tokens` are what its last report shows beyond what we
+    and they sent. `step` is learned, and so are `kv_capacity_tokens`, None while nobody has said it, and
+    `adapter_load_s`; `resident_adapters` are those that need no loading, as far as we know.
     """
 
     spec: ReplicaSpec
@@ -175,8 +199,14 @@ class Replica:
     sibling_prefilling_tokens: int = 0
     foreign_requests: int = 0
     foreign_tokens: int = 0
-    prefill_tokens_per_s: float = 2000.0
-    decode_drag_s: float = 0.005
+    prefilling_s: float = 0.0
+    prefilled_at: float = 0.0
+    context_tokens: int = 0
+    kv_capacity_tokens: int | None = None
+    step: StepModel = StepModel()
+    adapter_load_s: float = 0.05
+    resident_adapters: Collection[str] = ()
+    round_trip_s: float = 0.0
     last_used: float = 0.0
     id: str = field(init=False)
 
@@ -184,12 +214,31 @@ class Replica:
         self.id = self.spec.id
 
     @property
+    def num_requests(self) -> int:
+        """Open requests of ours, our siblings and others."""
+        return self.in_flight + self.sibling_in_flight + self.foreign_requests
+
+    @property
+    def num_running(self) -> int:
+        """Of those, the ones that are not known to wait for their first token."""
+        return self.num_requests - self.prefilling - self.sibling_prefilling
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """New prompt tokens a second, without attention to those before them."""
+        return 1.0 / self.step.token_s
+
+    @property
+    def queued_prefill_s(self) -> float:
+        """Prefill that was queued there and has not ended, as if none of it had begun."""
+        return self.prefilling_s + (self.sibling_prefilling_tokens + self.foreign_tokens) * self.step.token_s
+
+    @property
     def expected_wait_s(self) -> float:
-        """Seconds until a request sent now would begin its prefill: queued tokens / speed + drag of those running."""
-        queued_tokens = self.prefilling_tokens + self.sibling_prefilling_tokens + self.foreign_tokens
-        num_ours = self.in_flight - self.prefilling + self.sibling_in_flight - self.sibling_prefilling
-        num_running = num_ours + self.foreign_requests
-        return queued_tokens / self.prefill_tokens_per_s + num_running * self.decode_drag_s
+        """Seconds until a request sent now would begin its prefill: what is queued, and a step of those running."""
+        num_running = self.num_running
+        step_s = self.step.decode_s(num_running, self.context_tokens) if num_running > 0 else 0.0
+        return self.queued_prefill_s + step_s
 
     def __repr__(self) -> str:
         return f"<Replica {self.id} {self.state.name} {self.in_flight} in flight>"
@@ -231,7 +280,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
-    """The replica chosen and why. `scores` maps scorer name to the chosen replica's score."""
+    """The replica chosen and why. `scores` maps scorer name to the chosen replica's score; `prefill_s` is the time
+    that its uncached prompt tokens should take there."""
 
     replica: Replica
     policy: str
@@ -239,6 +289,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     uncached_tokens: int
     expected_wait_s: float
     scores: Mapping[str, float]
+    prefill_s: float = 0.0
 
     @property
     def reason(self) -> str:

@@ -2,10 +2,11 @@
 transport and every retry counts alike. Knows the rooms as callables and ports; nothing of waiting or of sockets."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from router.core import Candidate, Decision, Demand, Lease, Pool, Replica
+from router.core import Decision, Demand, Lease, Pool, Replica, View
 from router.ports import Clock, Policy, PrefixIndex
+from router.routing.outputs import OutputLengths
 
 
 @dataclass(eq=False, slots=True)
@@ -22,31 +23,28 @@ class Placement:
     index: PrefixIndex
     policy: Policy
     clock: Clock
+    outputs: OutputLengths = field(default_factory=OutputLengths)
 
     def place(self, demand: Demand) -> Lease | None:
-        candidates = self._candidates(demand)
-        decision = self.policy.decide(demand, candidates) if candidates else None
+        view = self._view(demand)
+        decision = self.policy.decide(demand, view) if view is not None else None
         if decision is None:
             return None
         # The index first: should it fail, nothing has been counted yet.
         self.index.insert(decision.replica.id, demand.prompt.block_hashes)
-        return self.reserve(demand, decision)
+        lease = self.reserve(demand, decision)
+        self.policy.placed(lease)
+        lease.when_released(self.outputs.learn)
+        return lease
 
     def has_ready(self, demand: Demand) -> bool:
         return self.any_ready(demand.pool, demand.tried)
 
-    def _candidates(self, demand: Demand) -> list[Candidate]:
-        replicas = self.available(demand.pool, self.clock())
+    def _view(self, demand: Demand) -> View | None:
+        """None where there is no replica."""
+        now = self.clock()
+        replicas = self.available(demand.pool, now)
         if not replicas:
-            return []
-        prompt, num_blocks = demand.prompt, self.index.num_blocks
-        # An engine computes at least the last token, whatever it has cached.
-        most_tokens, matches = max(0, prompt.num_tokens - 1), self.index.match(prompt.block_hashes)
-        return [
-            Candidate(
-                replica,
-                min(matches[replica.id] * prompt.block_size, most_tokens) if replica.id in matches else 0,
-                num_blocks(replica.id),
-            )
-            for replica in replicas
-        ]
+            return None
+        matches = self.index.match(demand.prompt.block_hashes)
+        return View(now, replicas, matches, matches, self.index.num_blocks, self.outputs.expect(demand))

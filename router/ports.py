@@ -4,7 +4,7 @@ Rooms never import rooms: they meet here, and `app.py` hands each what it needs.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from router.core import (
     Attempt,
@@ -18,6 +18,7 @@ from router.core import (
     Prompt,
     ReplicaSpec,
     Request,
+    View,
 )
 from router.errors import UpstreamError
 
@@ -54,6 +55,20 @@ class Reply(Protocol):
         """`framed`: the same payload as it came, in whole HTTP/1.1 chunks."""
 
     def end(self, outcome: Outcome, *, is_complete: bool) -> None: ...
+
+
+class Talk(Protocol):
+    """What is said on one WebSocket."""
+
+    def received(self, text: str) -> None: ...
+
+    def pause(self) -> None:
+        """The client reads slowly."""
+
+    def resume(self) -> None: ...
+
+    def lost(self) -> None:
+        """The client has gone. All that it asked for is let go of before this returns."""
 
 
 class Sink(Protocol):
@@ -161,6 +176,17 @@ class Picker(Protocol):
         """Index of the chosen candidate; `costs` are lower-is-better. `candidates` is never empty."""
 
 
+@runtime_checkable
+class Bookkeeper(Protocol):
+    """A part of a policy that goes by what was chosen before."""
+
+    def placed(self, lease: Lease) -> None:
+        """A decision of its policy has become a lease; `lease.when_released` tells of the end."""
+
+
 class Policy(Protocol):
-    def decide(self, demand: Demand, candidates: Sequence[Candidate]) -> Decision | None:
-        """None when no candidate passes the filters."""
+    def placed(self, lease: Lease) -> None:
+        """Its decision has become this lease."""
+
+    def decide(self, demand: Demand, view: View) -> Decision | None:
+        """None while none of the replicas should take it."""

@@ -11,10 +11,7 @@ from router.core import Decision, Demand, Lease, Outcome
 from router.errors import PointsmanError, UpstreamStatus
 from router.ports import Clock
 from router.replicas.member import Member
-
-MIN_SAMPLE_TOKENS = 64  # below, the time is mostly the network's and the scheduler's
-SAMPLE_WEIGHT = 0.2
-MAX_SAMPLE_RATIO = 4.0
+from router.replicas.speeds import Mark
 
 
 class Verdict(Enum):
@@ -43,7 +40,7 @@ def judge(outcome: Outcome | None, error: BaseException | None) -> Verdict:
 
 @dataclass(eq=False, slots=True)
 class Share:
-    """One open lease's share in its member's counts. `tokens_ahead` were queued there when it came.
+    """One open lease's share in its member's counts. `mark` is where the sums of its replica stood at its first token.
 
     `on_verdict` is told when the trial of a half-open breaker passes, and at the end of each lease.
     """
@@ -52,32 +49,49 @@ class Share:
     clock: Clock
     on_verdict: Callable[["Share", Verdict], None]
     tokens: int
-    tokens_ahead: int
+    prefill_s: float
     is_trial: bool
+    mark: Mark | None = None
 
     def start(self, lease: Lease) -> None:
         """The first content byte: its prompt is computed, and a trial has shown enough."""
-        self._leave_prefill()
-        _learn_speed(self.member, self.tokens_ahead + self.tokens, self.clock() - lease.taken_at)
+        now, replica, num_tokens = self.clock(), self.member.replica, lease.demand.prompt.num_tokens
+        lease.started_at = now
+        self.mark = self.member.speeds.began(
+            now, lease.taken_at, self.tokens, num_tokens, replica.num_running, replica.context_tokens
+        )
+        self._leave_prefill(now)
+        replica.context_tokens += num_tokens
+        self.member.take_in_speeds()
         if self.is_trial:
             self.member.breaker.succeed(is_trial=True)
             self.on_verdict(self, Verdict.SUCCESS)
             self.is_trial = False
 
     def release(self, lease: Lease) -> None:
-        replica = self.member.replica
+        now, replica = self.clock(), self.member.replica
+        lease.ended_at = now
+        if self.mark is not None:
+            num_output = lease.output_tokens if lease.outcome is Outcome.OK else None
+            self.member.speeds.ended(self.mark, now, num_output, replica.num_running, replica.context_tokens)
+            replica.context_tokens -= lease.demand.prompt.num_tokens
+            self.member.take_in_speeds()
         replica.in_flight -= 1
-        if lease.has_started:
+        if self.mark is not None:
             self._publish()
         else:
-            self._leave_prefill()
+            self._leave_prefill(now)
         verdict = judge(lease.outcome, lease.error)
         self._tell_breaker(verdict, lease.error)
         self.on_verdict(self, verdict)
 
-    def _leave_prefill(self) -> None:
-        self.member.replica.prefilling -= 1
-        self.member.replica.prefilling_tokens -= self.tokens
+    def _leave_prefill(self, now: float) -> None:
+        replica = self.member.replica
+        replica.prefilling -= 1
+        replica.prefilling_tokens -= self.tokens
+        replica.prefilling_s = max(0.0, replica.prefilling_s - self.prefill_s) if replica.prefilling else 0.0
+        # Prompts are computed in their order: what is queued now begins now.
+        replica.prefilled_at = now + replica.prefilling_s
         self._publish()
 
     def _publish(self) -> None:
@@ -106,22 +120,15 @@ def take(
         clock=clock,
         on_verdict=on_verdict,
         tokens=decision.uncached_tokens,
-        tokens_ahead=replica.prefilling_tokens + replica.sibling_prefilling_tokens + replica.foreign_tokens,
+        prefill_s=decision.prefill_s,
         is_trial=member.breaker.send(now),
     )
     replica.in_flight += 1
     replica.prefilling += 1
     replica.prefilling_tokens += share.tokens
+    replica.prefilling_s += share.prefill_s
+    replica.prefilled_at = max(replica.prefilled_at, now) + share.prefill_s
     replica.last_used = now
     if member.publish is not None:
         member.publish()
     return Lease(demand, decision, now, on_started=share.start, on_released=share.release)
-
-
-def _learn_speed(member: Member, num_tokens: int, seconds: float) -> None:
-    """A moving average of tokens computed until the first token, per second; no sample moves it far."""
-    if num_tokens < MIN_SAMPLE_TOKENS or seconds <= 0:
-        return
-    speed = member.replica.prefill_tokens_per_s
-    sample = min(max(num_tokens / seconds, speed / MAX_SAMPLE_RATIO), speed * MAX_SAMPLE_RATIO)
-    member.replica.prefill_tokens_per_s = speed + SAMPLE_WEIGHT * (sample - speed)

@@ -9,6 +9,7 @@ from router.core import Load, Replica
 from router.replicas.breaker import Breaker
 from router.replicas.health import Health
 from router.replicas.identify import Card, Identity
+from router.replicas.speeds import Speeds
 
 
 @dataclass(eq=False, slots=True)
@@ -27,6 +28,7 @@ class Member:
     wants_probe: asyncio.Event = field(default_factory=asyncio.Event)
     lost_at: float = 0.0
     publish: Callable[[], None] | None = None
+    speeds: Speeds = field(default_factory=Speeds)
 
     def __post_init__(self) -> None:
         self.health = Health(self.replica)
@@ -50,6 +52,10 @@ class Member:
         self.identity = newer
         self.replica.adapters = newer.adapters
         return True
+
+    def take_in_speeds(self) -> None:
+        """What was learned of its speed holds for the next decision."""
+        self.replica.step = self.speeds.step
 
     def lose(self, now: float) -> None:
         """It failed or went: nothing it reported holds any more. Open leases are still counted until they end."""

@@ -4,44 +4,8 @@ in the field `random`."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import ClassVar
 
-from router.core import Candidate, Demand, Replica
-from router.routing.policy import Unit
-
-
-@dataclass(eq=False, slots=True)
-class Lowest:
-    """The lowest cost; ties to fewer cached blocks, then the least recently used, then at random.
-
-    Costs within `tie_s` seconds of the lowest are ties. None takes half of the smallest difference that is real: the
-    prefill of one KV block at that replica, or the drag of one running request there, whichever is less. So idle
-    replicas tie for a fresh conversation, and one cached block or one running request more decides.
-    """
-
-    random: Random
-    tie_s: float | None = None
-    unit: ClassVar[Unit] = Unit.SECONDS
-
-    def __post_init__(self) -> None:
-        if self.tie_s is not None and self.tie_s < 0.0:
-            raise ValueError("tie_s must not be negative")
-
-    def pick(self, demand: Demand, candidates: Sequence[Candidate], costs: Sequence[float]) -> int:
-        lowest = min(costs)
-        tie_s = self.tie_s
-        if tie_s is None:
-            tie_s = _half_step_s(demand, candidates[costs.index(lowest)].replica)
-        limit = lowest + tie_s
-        tied = [index for index, cost in enumerate(costs) if cost <= limit]
-        return tied[0] if len(tied) == 1 else self._coldest(tied, candidates)
-
-    def _coldest(self, tied: list[int], candidates: Sequence[Candidate]) -> int:
-        ranks = [(candidates[index].cached_blocks, candidates[index].replica.last_used) for index in tied]
-        coldest = min(ranks)
-        if ranks.count(coldest) == 1:
-            return tied[ranks.index(coldest)]
-        return self.random.choice([index for index, rank in zip(tied, ranks, strict=True) if rank == coldest])
+from router.core import Candidate, Demand
 
 
 @dataclass(eq=False, slots=True)
@@ -89,7 +53,3 @@ class PowerOfTwo:
     def pick(self, demand: Demand, candidates: Sequence[Candidate], costs: Sequence[float]) -> int:
         drawn = self.random.sample(range(len(candidates)), k=min(2, len(candidates)))
         return min(drawn, key=lambda index: candidates[index].replica.in_flight)
-
-
-def _half_step_s(demand: Demand, replica: Replica) -> float:
-    return 0.5 * min(demand.prompt.block_size / replica.prefill_tokens_per_s, replica.decode_drag_s)

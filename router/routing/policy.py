@@ -1,23 +1,26 @@
 """Filter -> score -> pick -> Decision. Knows candidates and the ports of a policy's parts; knows no formula, no clock,
 no index and no network.
 
-Scorers speak one of two units, and a policy is of one: costs in seconds are added up, shares of 0..1 are blended by
-weight. A second is not worth any number of shares, so the two are never mixed.
+Scorers speak one of three units, and a policy is of one: costs in seconds, or in work (tokens, blocks, requests), are
+added up; shares of 0..1 are blended by weight. A second is not worth any number of shares, so they are never mixed.
+
+A part that keeps books of what it chose has a method `placed(lease)`, called once the choice is a lease.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from functools import reduce
 
-from router.core import Candidate, Decision, Demand
-from router.ports import Filter, Picker, Scorer
+from router.core import Candidate, Decision, Demand, Lease, View
+from router.ports import Bookkeeper, Filter, Picker, Scorer
 
 
-class Unit(Enum):
+class Unit(StrEnum):
     """What a scorer's numbers are. Each scorer class states its own as `unit`."""
 
     SECONDS = "seconds"
+    WORK = "work"
     SHARE = "share"
 
 
@@ -39,14 +42,18 @@ class FilterScorePick:
     scorers: Sequence[NamedScorer]
     picker: Picker
     unit: Unit | None = field(init=False)
+    _books: Sequence[Callable[[Lease], None]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.unit = _common_unit(self.name, self.scorers)
-        weighs = getattr(self.picker, "unit", self.unit)
-        if weighs is not self.unit:
-            raise ValueError(f'policy "{self.name}": its picker needs scorers in {weighs}')
+        parts: list[object] = [*self.filters, *(part.scorer for part in self.scorers), self.picker]
+        self._books = [part.placed for part in parts if isinstance(part, Bookkeeper)]
 
-    def decide(self, demand: Demand, candidates: Sequence[Candidate]) -> Decision | None:
+    def decide(self, demand: Demand, view: View) -> Decision | None:
+        return self.choose(demand, candidates(demand, view))
+
+    def choose(self, demand: Demand, candidates: Sequence[Candidate]) -> Decision | None:
+        """None when no candidate passes the filters."""
         for rule in self.filters:
             candidates = rule.keep(demand, candidates)
         if not candidates:
@@ -55,11 +62,15 @@ class FilterScorePick:
         chosen = self.picker.pick(demand, candidates, self._costs(scores, len(candidates)))
         return self._decision(demand, candidates[chosen], scores, chosen)
 
+    def placed(self, lease: Lease) -> None:
+        for book in self._books:
+            book(lease)
+
     def _costs(self, scores: Sequence[Sequence[float]], num_candidates: int) -> Sequence[float]:
         """One lower-is-better number per candidate; all zero where the picker goes by something else."""
         if self.unit is None:
             return [0.0] * num_candidates
-        if self.unit is Unit.SECONDS:
+        if self.unit is not Unit.SHARE:
             return reduce(_added, scores)
         weights = [part.weight for part in self.scorers]
         total = sum(weights)
@@ -69,14 +80,32 @@ class FilterScorePick:
         ]
 
     def _decision(self, demand: Demand, chosen: Candidate, scores: Sequence[Sequence[float]], index: int) -> Decision:
+        num_tokens = demand.prompt.num_tokens
+        uncached_tokens = num_tokens - chosen.matched_tokens
         return Decision(
             replica=chosen.replica,
             policy=self.name,
             matched_tokens=chosen.matched_tokens,
-            uncached_tokens=demand.prompt.num_tokens - chosen.matched_tokens,
+            uncached_tokens=uncached_tokens,
             expected_wait_s=chosen.replica.expected_wait_s,
             scores={part.name: column[index] for part, column in zip(self.scorers, scores, strict=True)},
+            prefill_s=chosen.replica.step.prefill_s(uncached_tokens, num_tokens),
         )
+
+
+def candidates(demand: Demand, view: View) -> list[Candidate]:
+    """All of the view's replicas, as filters, scorers and pickers see them."""
+    prompt, matches, num_blocks = demand.prompt, view.matches, view.num_blocks
+    # An engine computes at least the last token, whatever it has cached.
+    most_tokens = max(0, prompt.num_tokens - 1)
+    return [
+        Candidate(
+            replica,
+            min(matches[replica.id] * prompt.block_size, most_tokens) if replica.id in matches else 0,
+            num_blocks(replica.id),
+        )
+        for replica in view.replicas
+    ]
 
 
 def _added(some: Sequence[float], more: Sequence[float]) -> list[float]:
@@ -89,13 +118,16 @@ def _common_unit(name: str, scorers: Sequence[NamedScorer]) -> Unit | None:
     for part in scorers:
         if not isinstance(found[part.name], Unit):
             raise ValueError(f'policy "{name}": scorer "{part.name}" does not state its `unit`')
-        if found[part.name] is Unit.SECONDS and part.weight != 1.0:
-            raise ValueError(f'policy "{name}": scorer "{part.name}" is a cost in seconds and takes no weight')
+        if found[part.name] is not Unit.SHARE and part.weight != 1.0:
+            raise ValueError(
+                f'policy "{name}": scorer "{part.name}" is a cost in {found[part.name]} and takes no weight'
+            )
         if part.weight <= 0.0:
             raise ValueError(f'policy "{name}": the weight of scorer "{part.name}" must be above 0')
     if len(found) < len(scorers):
         raise ValueError(f'policy "{name}" names a scorer twice')
     units = set(found.values())
     if len(units) > 1:
-        raise ValueError(f'policy "{name}" mixes costs in seconds with shares of 0..1: {", ".join(sorted(found))}')
+        listed = ", ".join(f"{part} in {found[part]}" for part in sorted(found))
+        raise ValueError(f'policy "{name}" mixes units: {listed}')
     return units.pop() if units else None

@@ -6,11 +6,25 @@ from dataclasses import dataclass, field
 from random import Random
 
 from router.plugins import PluginError, Registry, open_registry, unknown_name
-from router.ports import Filter, Picker, Scorer
+from router.ports import Filter, Picker, Policy, Scorer
 from router.routing.filters import HasAdapter, HasRoom, NotTried
-from router.routing.pickers import AtRandom, Lowest, LowestRandomTies, PowerOfTwo, RoundRobin
+from router.routing.pickers import AtRandom, LowestRandomTies, PowerOfTwo, RoundRobin
+from router.routing.pointsman import Pointsman
 from router.routing.policy import FilterScorePick, NamedScorer
-from router.routing.scorers.first_token import FirstToken
+from router.routing.published.aibrix import MatchWithinDeviation
+from router.routing.published.conductor import QueuedPrefill
+from router.routing.published.consistent_hash import BoundedRing
+from router.routing.published.dispatched_share import DispatchedShare
+from router.routing.published.dualmap import TwoHashes
+from router.routing.published.dynamo import DynamoBlocks
+from router.routing.published.engine_load import KvRoom, QueueRoom
+from router.routing.published.lmetric import NewTokensTimesBatch
+from router.routing.published.matched_share import MatchedShare
+from router.routing.published.no_hit_lru import NoHitLru
+from router.routing.published.preble import ExploitOrExplore
+from router.routing.published.sglang import CacheAware
+from router.routing.published.token_aware import StickyUntilSaturated, UncachedTokens
+from router.routing.published.vllm_dp import WaitingAndRunning
 from router.routing.scorers.requests import Requests
 
 DEFAULT = "pointsman"
@@ -34,13 +48,73 @@ class Recipe:
     filters: tuple[Part, ...] = ()
 
 
+_AMONG_EQUALS = Part("lowest-random-ties")
+
 PRESETS: Mapping[str, Recipe] = {
-    # Cost in seconds: what the cache saves against the wait there, replica by replica.
-    DEFAULT: Recipe(picker=Part("lowest"), scorers=(Part("first-token"),)),
     "round-robin": Recipe(picker=Part("round-robin")),
     "random": Recipe(picker=Part("random")),
     "least-request": Recipe(picker=Part("lowest-random-ties"), scorers=(Part("requests"),)),
     "power-of-two": Recipe(picker=Part("power-of-two")),
+    "consistent-hash": Recipe(picker=Part("bounded-ring")),
+    "sglang-cache-aware": Recipe(picker=Part("sglang-cache-aware")),
+    "dynamo": Recipe(picker=_AMONG_EQUALS, scorers=(Part("dynamo-blocks"),)),
+    "llm-d-blend": Recipe(
+        picker=_AMONG_EQUALS,
+        scorers=(
+            Part("dispatched-share", weight=3.0),
+            Part("queue-room", weight=2.0),
+            Part("kv-room", weight=2.0),
+        ),
+    ),
+    "llm-d-precise": Recipe(
+        picker=_AMONG_EQUALS,
+        scorers=(Part("matched-share", weight=2.0), Part("queue-room"), Part("kv-room")),
+    ),
+    "llm-d-token-aware": Recipe(
+        picker=_AMONG_EQUALS,
+        scorers=(Part("uncached-tokens"),),
+        filters=(Part("sticky-until-saturated"),),
+    ),
+    "lmetric": Recipe(picker=_AMONG_EQUALS, scorers=(Part("new-tokens-times-batch"),)),
+    "conductor": Recipe(picker=_AMONG_EQUALS, scorers=(Part("queued-prefill"),)),
+    "preble": Recipe(picker=Part("exploit-or-explore")),
+    "aibrix-prefix": Recipe(picker=Part("match-within-deviation")),
+    "dualmap": Recipe(picker=Part("two-hashes")),
+    "vllm-dp": Recipe(picker=_AMONG_EQUALS, scorers=(Part("waiting-and-running"),)),
+}
+
+
+NAMES = (DEFAULT, *PRESETS)
+
+FILTERS: Mapping[str, type[Filter]] = {
+    "not-tried": NotTried,
+    "has-room": HasRoom,
+    "has-adapter": HasAdapter,
+    "sticky-until-saturated": StickyUntilSaturated,
+}
+SCORERS: Mapping[str, type[Scorer]] = {
+    "requests": Requests,
+    "matched-share": MatchedShare,
+    "dispatched-share": DispatchedShare,
+    "queue-room": QueueRoom,
+    "kv-room": KvRoom,
+    "no-hit-lru": NoHitLru,
+    "uncached-tokens": UncachedTokens,
+    "dynamo-blocks": DynamoBlocks,
+    "new-tokens-times-batch": NewTokensTimesBatch,
+    "queued-prefill": QueuedPrefill,
+    "waiting-and-running": WaitingAndRunning,
+}
+PICKERS: Mapping[str, type[Picker]] = {
+    "lowest-random-ties": LowestRandomTies,
+    "round-robin": RoundRobin,
+    "random": AtRandom,
+    "power-of-two": PowerOfTwo,
+    "bounded-ring": BoundedRing,
+    "sglang-cache-aware": CacheAware,
+    "match-within-deviation": MatchWithinDeviation,
+    "two-hashes": TwoHashes,
+    "exploit-or-explore": ExploitOrExplore,
 }
 
 
@@ -56,28 +130,18 @@ class Parts:
 def open_parts() -> Parts:
     """Raises PluginError where an installed package takes a name of ours."""
     return Parts(
-        filters=open_registry(
-            "filter", "keep", {"not-tried": NotTried, "has-room": HasRoom, "has-adapter": HasAdapter}
-        ),
-        scorers=open_registry("scorer", "score", {"first-token": FirstToken, "requests": Requests}),
-        pickers=open_registry(
-            "picker",
-            "pick",
-            {
-                "lowest": Lowest,
-                "lowest-random-ties": LowestRandomTies,
-                "round-robin": RoundRobin,
-                "random": AtRandom,
-                "power-of-two": PowerOfTwo,
-            },
-        ),
+        filters=open_registry("filter", "keep", FILTERS),
+        scorers=open_registry("scorer", "score", SCORERS),
+        pickers=open_registry("picker", "pick", PICKERS),
     )
 
 
-def preset(name: str, parts: Parts, random: Random, max_in_flight: int) -> FilterScorePick:
+def preset(name: str, parts: Parts, random: Random, max_in_flight: int) -> Policy:
     """The policy of that name. Raises PluginError, with the nearest name, where there is none."""
+    if name == DEFAULT:
+        return Pointsman(name, max_in_flight)
     if name not in PRESETS:
-        raise unknown_name("policy", name, PRESETS)
+        raise unknown_name("policy", name, NAMES)
     return compose(name, PRESETS[name], parts, random, max_in_flight)
 
 

@@ -5,11 +5,10 @@ that is not HTTP, or keeps its connection.
 """
 
 import json
-from collections.abc import Sequence
 
 import pytest
 
-from router.core import Candidate, Decision, Demand
+from router.core import Decision, Demand, Lease, View
 from tests.contracts.conftest import Rigs
 from tests.contracts.hostile import answers
 
@@ -102,7 +101,9 @@ async def test_a_router_that_drains_refuses_new_work_and_ends_what_is_open(rigs:
 
 async def test_a_fault_of_our_own_is_a_500_that_blames_nobody(rigs: Rigs) -> None:
     class Broken:
-        def decide(self, demand: Demand, candidates: Sequence[Candidate]) -> Decision | None:
+        def placed(self, lease: Lease) -> None: ...
+
+        def decide(self, demand: Demand, view: View) -> Decision | None:
             raise RuntimeError("a plug-in")
 
     rig = await rigs.open()

@@ -1,8 +1,21 @@
 """Core nouns for tests, each with what a test does not care about filled in."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from router.core import Candidate, Demand, Pool, Prompt, Replica, ReplicaSpec, ReplicaState, Request, Standing, Surface
+from router.core import (
+    Candidate,
+    Demand,
+    Pool,
+    Prompt,
+    Replica,
+    ReplicaSpec,
+    ReplicaState,
+    Request,
+    Standing,
+    Surface,
+    View,
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -48,7 +61,11 @@ def make_demand(
 
 
 def make_replica(name: str = "a", **fields: object) -> Replica:
+    """`tokens_per_s` and `base_s` are of its step model."""
     replica = Replica(ReplicaSpec(f"http://{name}"), state=ReplicaState.READY)
+    token_s = 1 / float(str(fields.pop("tokens_per_s", 2000.0)))
+    base_s = float(str(fields.pop("base_s", 0.005)))
+    replica.step = replace(replica.step, token_s=token_s, base_s=base_s)
     for key, value in fields.items():
         setattr(replica, key, value)
     return replica
@@ -56,3 +73,12 @@ def make_replica(name: str = "a", **fields: object) -> Replica:
 
 def make_candidate(name: str = "a", matched_tokens: int = 0, cached_blocks: int = 0, **fields: object) -> Candidate:
     return Candidate(make_replica(name, **fields), matched_tokens, cached_blocks)
+
+
+def make_view(candidates: Sequence[Candidate], now: float = 0.0, expected_output_tokens: float = 0.0) -> View:
+    """What a decision sees of these, in blocks of 16 tokens."""
+    matches = {each.replica.id: -(-each.matched_tokens // 16) for each in candidates if each.matched_tokens}
+    deepest_first = dict(sorted(matches.items(), key=lambda item: -item[1]))
+    held = {each.replica.id: each.cached_blocks for each in candidates}
+    replicas = tuple(each.replica for each in candidates)
+    return View(now, replicas, deepest_first, deepest_first, held.__getitem__, expected_output_tokens)

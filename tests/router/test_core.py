@@ -34,17 +34,19 @@ def test_an_idle_replica_expects_no_wait() -> None:
     assert make_replica().expected_wait_s == 0.0
 
 
-def test_expected_wait_is_queued_tokens_over_speed_plus_the_drag_of_those_that_run() -> None:
+def test_expected_wait_is_what_is_queued_and_a_step_of_those_that_run() -> None:
     replica = make_replica(
         in_flight=5,
         prefilling=2,
         prefilling_tokens=3000,
+        prefilling_s=1.6,
         foreign_requests=1,
         foreign_tokens=1000,
-        prefill_tokens_per_s=2000.0,
-        decode_drag_s=0.01,
+        tokens_per_s=2000.0,
+        base_s=0.01,
     )
-    assert replica.expected_wait_s == pytest.approx(4000 / 2000 + (5 - 2 + 1) * 0.01)
+    assert replica.num_running == 5 - 2 + 1
+    assert replica.expected_wait_s == pytest.approx(1.6 + 1000 / 2000 + replica.step.decode_s(4, 0))
 
 
 def test_a_report_alone_moves_no_expectation() -> None:

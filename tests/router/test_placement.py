@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 import router
-from router.core import Candidate, Decision, Demand, Lease, Outcome, Pool, Replica
+from router.core import Decision, Demand, Lease, Outcome, Pool, Replica, View
 from router.placement import Placement
 from router.routing.presets import open_parts, preset
 from tests.router.nouns import FakeClock, make_demand, make_prompt, make_replica
@@ -168,7 +168,10 @@ def test_a_policy_that_fails_counts_nothing() -> None:
     fleet = Fleet()
 
     class Broken:
-        def decide(self, demand: Demand, candidates: Sequence[Candidate]) -> Decision | None:
+        def placed(self, lease: Lease) -> None:
+            raise AssertionError("nothing was decided")
+
+        def decide(self, demand: Demand, view: View) -> Decision | None:
             raise RuntimeError("plug-in")
 
     fleet.placement.policy = Broken()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from router.core import Candidate, Decision, Demand, Outcome, Prompt, Request, Surface
+from router.core import Decision, Demand, Lease, Outcome, Prompt, Request, Surface, View
 from router.errors import ConnectionCut
 from tests.fakes import FakeExchange, FakeReply, FakeUpstream, Station, specs_of, turns, until
 from tests.router.nouns import make_request
@@ -205,7 +205,9 @@ async def test_a_fault_of_our_own_is_a_500_and_a_traceback_in_the_log(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken:
-        def decide(self, demand: Demand, candidates: Sequence[Candidate]) -> Decision | None:
+        def placed(self, lease: Lease) -> None: ...
+
+        def decide(self, demand: Demand, view: View) -> Decision | None:
             raise RuntimeError("a plug-in failed")
 
     station = house.open()

@@ -186,4 +186,5 @@ def make_member(
 
 
 def make_decision(replica: Replica, uncached_tokens: int = 100) -> Decision:
-    return Decision(replica, "test", matched_tokens=0, uncached_tokens=uncached_tokens, expected_wait_s=0.0, scores={})
+    prefill_s = replica.step.prefill_s(uncached_tokens, uncached_tokens)
+    return Decision(replica, "test", 0, uncached_tokens, expected_wait_s=0.0, scores={}, prefill_s=prefill_s)

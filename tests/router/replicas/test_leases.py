@@ -122,39 +122,41 @@ def test_a_cancelled_trial_makes_room_for_another() -> None:
         assert repr(member.breaker) == "<Breaker HALF_OPEN 0 faults>"
 
 
-def test_the_prefill_speed_is_learned_from_the_tokens_computed_until_the_first_one() -> None:
+def test_the_speed_learned_holds_for_the_next_decision() -> None:
     member, clock = make_member(), FakeClock()
+    before = member.replica.step
     for _ in range(40):
-        member.replica.foreign_tokens = 500
-        first = lease_on(member, clock, 1000)
-        second = lease_on(member, clock, 2500)
-        clock.now += 0.3
-        first.start()
-        clock.now += 0.5
-        second.start()
-        first.release(Outcome.OK)
-        second.release(Outcome.OK)
-    assert member.replica.prefill_tokens_per_s == pytest.approx(5000, rel=1e-3)
+        lease = lease_on(member, clock, 1000)
+        clock.now += 1000 / 10_000
+        lease.start()
+        lease.release(Outcome.OK)
+    assert member.replica.step is member.speeds.step is not before
+    assert 5000 < member.replica.prefill_tokens_per_s < 20_000
 
 
-def test_small_prompts_teach_nothing() -> None:
+def test_a_queue_of_prefills_shrinks_with_time_and_is_set_right_by_each_first_token() -> None:
+    member, clock = make_member(), FakeClock(10.0)
+    first, second = lease_on(member, clock, 2000), lease_on(member, clock, 1000)
+    one_s, both_s = first.decision.prefill_s, first.decision.prefill_s + second.decision.prefill_s
+    assert member.replica.prefilling_s == pytest.approx(both_s)
+    assert member.replica.prefilled_at == pytest.approx(10.0 + both_s)
+    clock.now += 3 * one_s
+    first.start()
+    assert member.replica.prefilled_at == pytest.approx(clock.now + second.decision.prefill_s)
+    second.release(Outcome.CLIENT_GONE)
+    assert (member.replica.prefilling_s, member.replica.prefilled_at) == (0.0, clock.now)
+    first.release(Outcome.OK)
+
+
+def test_what_decodes_counts_the_tokens_that_it_reads() -> None:
     member, clock = make_member(), FakeClock()
-    lease = lease_on(member, clock, 63)
-    clock.now += 10.0
+    lease = lease_on(member, clock)
+    assert member.replica.context_tokens == 0
     lease.start()
-    assert member.replica.prefill_tokens_per_s == 2000.0
-
-
-def test_one_wild_sample_does_not_move_the_speed_far() -> None:
-    member, clock = make_member(), FakeClock()
-    lease = lease_on(member, clock, 100_000)
-    clock.now += 1e-6
-    lease.start()
-    assert member.replica.prefill_tokens_per_s == pytest.approx(2000 + 0.2 * 6000)
-    lease = lease_on(member, clock, 100)
-    clock.now += 3600.0
-    lease.start()
-    assert member.replica.prefill_tokens_per_s > 2000
+    assert member.replica.context_tokens == lease.demand.prompt.num_tokens
+    lease.release(Outcome.OK)
+    assert member.replica.context_tokens == 0
+    assert lease.decode_s == 0.0
 
 
 def test_ten_thousand_random_ends_leave_every_count_at_zero() -> None:
@@ -204,12 +206,3 @@ def test_each_change_of_a_count_is_published() -> None:
     lease.release(Outcome.OK)
     lease_on(member, FakeClock(), 50).release(Outcome.CLIENT_GONE)
     assert published == [(1, 1, 100), (1, 0, 0), (0, 0, 0), (1, 1, 50), (0, 0, 0)]
-
-
-def test_what_siblings_have_queued_is_ahead_of_a_newcomer() -> None:
-    member, clock = make_member(), FakeClock(0.0)
-    member.replica.sibling_prefilling_tokens = 3000
-    lease = lease_on(member, clock, 1000)
-    clock.now = 1.0
-    lease.start()
-    assert member.replica.prefill_tokens_per_s == 2000 + 0.2 * (4000 - 2000)

@@ -18,7 +18,7 @@ def test_what_a_report_shows_beyond_ours_is_foreign() -> None:
     assert (replica.foreign_requests, replica.foreign_tokens) == (2, 500)
     before = replica.expected_wait_s
     replica.in_flight, replica.prefilling, replica.prefilling_tokens = 4, 3, 3000
-    later = 2000 / replica.prefill_tokens_per_s
+    replica.prefilling_s = later = 2000 / replica.prefill_tokens_per_s
     assert replica.expected_wait_s - before == pytest.approx(later), "a dispatch counts before any report"
 
 

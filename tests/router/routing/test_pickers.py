@@ -1,10 +1,8 @@
 from collections import Counter
 from random import Random
 
-import pytest
-
 from router.core import Candidate, Pool
-from router.routing.pickers import AtRandom, Lowest, LowestRandomTies, PowerOfTwo, RoundRobin
+from router.routing.pickers import AtRandom, LowestRandomTies, PowerOfTwo, RoundRobin
 from tests.router.nouns import make_candidate, make_demand
 
 DEMAND = make_demand()
@@ -12,45 +10,6 @@ DEMAND = make_demand()
 
 def fleet(*cached: int, **fields: object) -> list[Candidate]:
     return [make_candidate(chr(ord("a") + n), 0, blocks, **fields) for n, blocks in enumerate(cached)]
-
-
-def test_the_lowest_cost_wins_outside_the_tie() -> None:
-    assert Lowest(Random(1), tie_s=0.1).pick(DEMAND, fleet(9, 0, 0), [1.0, 1.11, 3.0]) == 0
-
-
-def test_ties_go_to_fewer_cached_blocks() -> None:
-    assert Lowest(Random(1), tie_s=0.1).pick(DEMAND, fleet(9, 5, 0), [1.0, 1.05, 3.0]) == 1
-
-
-def test_then_to_the_least_recently_used() -> None:
-    candidates = [make_candidate(name, 0, 5, last_used=used) for name, used in (("a", 3.0), ("b", 1.0), ("c", 2.0))]
-    assert Lowest(Random(1)).pick(DEMAND, candidates, [0.0, 0.0, 0.0]) == 1
-
-
-def test_then_to_anyone() -> None:
-    picker = Lowest(Random(1))
-    counts = Counter(picker.pick(DEMAND, fleet(5, 5, 5), [0.0, 0.0, 0.0]) for _ in range(3000))
-    assert set(counts) == {0, 1, 2}
-    assert min(counts.values()) > 850
-
-
-def test_the_tie_is_half_a_blocks_prefill_where_that_is_less_than_half_a_requests_drag() -> None:
-    candidates = fleet(9, 0, prefill_tokens_per_s=16_000.0, decode_drag_s=1.0)
-    picker = Lowest(Random(1))
-    assert picker.pick(DEMAND, candidates, [0.0, 0.0004]) == 1
-    assert picker.pick(DEMAND, candidates, [0.0, 0.0006]) == 0
-
-
-def test_the_tie_is_half_a_requests_drag_where_that_is_less() -> None:
-    candidates = fleet(9, 0, prefill_tokens_per_s=1.0, decode_drag_s=0.010)
-    picker = Lowest(Random(1))
-    assert picker.pick(DEMAND, candidates, [0.0, 0.004]) == 1
-    assert picker.pick(DEMAND, candidates, [0.0, 0.006]) == 0
-
-
-def test_a_tie_below_zero_is_refused() -> None:
-    with pytest.raises(ValueError, match="tie_s"):
-        Lowest(Random(1), tie_s=-1.0)
 
 
 def test_equal_costs_at_random_and_nothing_else() -> None:

@@ -1,0 +1,201 @@
+"""How fast a replica is, learned while it works: the step model, from first tokens and from whole answers.
+
+Knows when the requests that we sent there began and ended, and their tokens; knows no sockets, no policy and no clock.
+
+Two kinds of samples are equations on the same five coefficients of `core.StepModel`, in seconds over some steps:
+
+    first token   the time since the one before it there (or since it was sent)  = about one step a chunk + its tokens
+    answer        the time from its first token to its end = a step a token, + all prefill that came between
+
+and recursive least squares solves them. Coefficients are multiples of the prior's, errors are relative, so that one
+wrong scale (a CPU for a GPU) is corrected at once and in all of them; samples far off are weighed down.
+"""
+
+from dataclasses import dataclass, field
+
+from router.core import StepModel
+
+PRIOR = StepModel()
+# Prompt tokens that an engine computes in one step; only how many steps a long prompt takes depends on it.
+CHUNK_TOKENS = 8192
+# Variances of the multiples: what all of them share, and what each has of its own; and of a sample's relative error.
+COMMON_VARIANCE, OWN_VARIANCE, NOISE_VARIANCE = 9.0, 1.0, 0.02
+# How much older samples count, sample by sample; what the variances never exceed for want of news.
+FORGETTING, MAX_VARIANCE = 0.998, 100.0
+# A sample counts fully within so much of what was expected, and as if it were at most so many times more or less.
+FULL_ERROR, MAX_RATIO = 0.3, 4.0
+MIN_MULTIPLE = 1e-3
+# Prompts below teach nothing of prefill: the time is mostly the network's. Answers below, nothing of steps.
+MIN_PREFILL_TOKENS, MIN_ANSWER_TOKENS = 64, 8
+# First tokens that come so close, in steps, were computed in one step.
+SAME_STEP = 0.3
+MIN_INTERVAL_S = 0.01
+
+Row = tuple[float, float, float, float, float]
+
+
+@dataclass(eq=False, slots=True)
+class LeastSquares:
+    """Recursive least squares on the five coefficients. `multiples` are of the prior's."""
+
+    prior: StepModel = PRIOR
+    multiples: list[float] = field(default_factory=lambda: [1.0] * 5)
+    num_samples: int = 0
+    _covariance: list[list[float]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._covariance = [[COMMON_VARIANCE + OWN_VARIANCE * (i == j) for j in range(5)] for i in range(5)]
+
+    @property
+    def step(self) -> StepModel:
+        return StepModel(*(multiple * unit for multiple, unit in zip(self.multiples, self._units, strict=True)))
+
+    def learn(self, row: Row, seconds: float) -> None:
+        """`seconds` were taken by so many steps, new tokens, pairs for attention, decodes and context tokens."""
+        scaled = [count * unit for count, unit in zip(row, self._units, strict=True)]
+        expected = sum([a * b for a, b in zip(scaled, self.multiples, strict=True)])
+        if expected <= 0.0:
+            return
+        relative = [each / expected for each in scaled]
+        error = min(max(seconds / expected, 1.0 / MAX_RATIO), MAX_RATIO) - 1.0
+        # Huber's weight; the first samples may be far off because the prior is.
+        noise = NOISE_VARIANCE * max(1.0, abs(error) / FULL_ERROR)
+        pulls = [sum([a * b for a, b in zip(line, relative, strict=True)]) for line in self._covariance]
+        scale = FORGETTING * noise + sum([a * b for a, b in zip(pulls, relative, strict=True)])
+        for i, pull in enumerate(pulls):
+            self.multiples[i] = max(MIN_MULTIPLE, self.multiples[i] + pull * error / scale)
+        self._shrink(pulls, scale)
+        self.num_samples += 1
+
+    def _shrink(self, pulls: list[float], scale: float) -> None:
+        covariance = self._covariance
+        widest = max([covariance[i][i] for i in range(5)])
+        forgetting = FORGETTING if widest < MAX_VARIANCE else 1.0
+        self._covariance = [
+            [(value - pull * other / scale) / forgetting for value, other in zip(line, pulls, strict=True)]
+            for line, pull in zip(covariance, pulls, strict=True)
+        ]
+
+    @property
+    def _units(self) -> Row:
+        prior = self.prior
+        return prior.base_s, prior.token_s, prior.attention_s, prior.sequence_s, prior.context_s
+
+    def __repr__(self) -> str:
+        return f"<LeastSquares {self.num_samples} samples, {1 / self.step.token_s:.0f} tokens/s>"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The sums of a replica at one moment."""
+
+    at: float
+    tokens: float
+    pairs: float
+    decodes_s: float
+    context_s: float
+
+
+@dataclass(eq=False, slots=True)
+class _FirstTokens:
+    """First tokens that came together, and since when the replica worked on them."""
+
+    since: float
+    at: float
+    tokens: float
+    pairs: float
+    num_running: int
+    context_tokens: int
+    is_joining: bool
+
+
+@dataclass(eq=False, slots=True)
+class Speeds:
+    """One replica's. Call `began` for each first token and `ended` for each answer; both give the model as it then is.
+
+    `num_running` and `context_tokens`: of what decodes there, before the event. `observe` them at every change.
+    """
+
+    squares: LeastSquares = field(default_factory=LeastSquares)
+    _last: _FirstTokens | None = None
+    _sums: Mark = Mark(0.0, 0.0, 0.0, 0.0, 0.0)
+    _learned_at: float = float("-inf")
+    _step: StepModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._step = self.squares.step
+
+    @property
+    def step(self) -> StepModel:
+        """The model as learned so far; the same object until more is learned."""
+        return self._step
+
+    def mark(self, now: float, num_running: int, context_tokens: int) -> Mark:
+        """Bring the sums up to now, over which so much was running."""
+        sums = self._sums
+        span = now - sums.at
+        if span > 0.0:
+            self._sums = sums = Mark(
+                now,
+                sums.tokens,
+                sums.pairs,
+                sums.decodes_s + num_running * span,
+                sums.context_s + context_tokens * span,
+            )
+        return sums
+
+    def began(
+        self, now: float, sent_at: float, num_new: int, num_tokens: int, num_running: int, context_tokens: int
+    ) -> Mark:
+        """A first token: `num_new` of `num_tokens` prompt tokens were computed for it."""
+        self.mark(now, num_running, context_tokens)
+        pairs = num_new * (num_tokens - 0.5 * num_new)
+        last, sums = self._last, self._sums
+        self._sums = Mark(now, sums.tokens + num_new, sums.pairs + pairs, sums.decodes_s, sums.context_s)
+        if last is not None and now - last.at < SAME_STEP * self._step.base_s:
+            last.at, last.tokens, last.pairs = now, last.tokens + num_new, last.pairs + pairs
+            return self._sums
+        self._learn_first_tokens()
+        was_ahead = last is not None and last.at > sent_at
+        since = last.at if last is not None and was_ahead else sent_at
+        self._last = _FirstTokens(since, now, num_new, pairs, num_running, context_tokens, not was_ahead)
+        return self._sums
+
+    def ended(self, since: Mark, now: float, num_output: int | None, num_running: int, context_tokens: int) -> None:
+        """A whole answer of `num_output` tokens, None where nobody counted them; `since` is what `began` gave."""
+        self._learn_first_tokens()
+        until = self.mark(now, num_running, context_tokens)
+        seconds = until.at - since.at
+        if num_output is None or num_output < MIN_ANSWER_TOKENS or seconds <= 0.0:
+            return
+        if now - self._learned_at < MIN_INTERVAL_S:
+            return
+        self._learned_at = now
+        num_steps = num_output - 1
+        a_second = num_steps / seconds
+        row = (
+            float(num_steps),
+            until.tokens - since.tokens,
+            until.pairs - since.pairs,
+            (until.decodes_s - since.decodes_s) * a_second,
+            (until.context_s - since.context_s) * a_second,
+        )
+        self._learn(row, seconds)
+
+    def _learn_first_tokens(self) -> None:
+        last = self._last
+        if last is None or last.tokens < MIN_PREFILL_TOKENS or last.at <= last.since:
+            return
+        num_steps = max(1.0, last.tokens / CHUNK_TOKENS)
+        if last.is_joining and last.num_running:
+            num_steps += 0.5  # it came in the middle of one
+        row = (num_steps, last.tokens, last.pairs, num_steps * last.num_running, num_steps * last.context_tokens)
+        self._learn(row, last.at - last.since)
+        last.tokens = last.pairs = 0.0
+
+    def _learn(self, row: Row, seconds: float) -> None:
+        self.squares.learn(row, seconds)
+        self._step = self.squares.step
+
+    def __repr__(self) -> str:
+        return f"<Speeds {self.squares!r}>"
