@@ -21,6 +21,7 @@ from loadtest.peers.settings import PeersSettings
 from loadtest.report import exit_code, print_cancels, print_table, write_json
 from loadtest.run import measure
 from loadtest.settings import CancelSettings, RunSettings
+from loadtest.simulator.settings import SimSettings
 from loadtest.summary import summarise
 from loadtest.trace import load_trace
 
@@ -33,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = parse(sys.argv[1:] if argv is None else argv)
         if isinstance(settings, PeersSettings):
             return _peers(settings)
+        if isinstance(settings, SimSettings):
+            return _sim(settings)
         return _run(settings) if isinstance(settings, RunSettings) else _cancel(settings)
     except LoadError as error:
         print(f"pointsman-load: {error}", file=sys.stderr)
@@ -84,6 +87,12 @@ def _peers(settings: PeersSettings) -> int:
     else:
         peers_report.print_table(measured)
     return peers_report.exit_code(measured)
+
+
+def _sim(settings: SimSettings) -> int:
+    _check_folder("--png", settings.png)
+    # Imported here: no other command needs the engine's and the router's cores.
+    return int(importlib.import_module("loadtest.simulator.command").run(settings))
 
 
 def _wait_for(work: Coroutine[None, None, _Result]) -> _Result:

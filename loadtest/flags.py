@@ -9,12 +9,13 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from loadtest.errors import UsageError
 from loadtest.peers.settings import PeersSettings, check_peers
 from loadtest.settings import CancelSettings, RunSettings, about, check_cancel, check_run, flag_name
+from loadtest.simulator.settings import SimSettings, check_sim
 
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
 _WANTED = {int: "a whole number", float: "a number", str: "text", Path: "a file"}
 
 
-def parse(argv: Sequence[str]) -> RunSettings | CancelSettings | PeersSettings:
+def parse(argv: Sequence[str]) -> RunSettings | CancelSettings | PeersSettings | SimSettings:
     """The checked settings of the chosen command. Raises UsageError; --help exits as argparse does."""
     namespace, leftovers = _parser().parse_known_args(argv)
     if leftovers:
@@ -28,6 +29,10 @@ def parse(argv: Sequence[str]) -> RunSettings | CancelSettings | PeersSettings:
         peers = PeersSettings(**given)
         check_peers(peers)
         return peers
+    if namespace.settings is SimSettings:
+        sim = SimSettings(**given)
+        check_sim(sim)
+        return sim
     cancel = CancelSettings(**given)
     check_cancel(cancel)
     return cancel
@@ -71,7 +76,14 @@ def _parser() -> argparse.ArgumentParser:
         description="Run our router and others in turn on one core, beside fast replicas, and compare their CPU time.",
         allow_abbrev=False,
     )
-    for command, settings in ((run, RunSettings), (cancel, CancelSettings), (peers, PeersSettings)):
+    sim = commands.add_parser(
+        "sim",
+        help="simulate a fleet behind our own decision: capacity, latencies and cache hits by policy",
+        description="Simulate policies on scenarios or a trace, on a virtual clock, with our own engine and router.",
+        allow_abbrev=False,
+    )
+    everything = ((run, RunSettings), (cancel, CancelSettings), (peers, PeersSettings), (sim, SimSettings))
+    for command, settings in everything:
         command.set_defaults(settings=settings)
         _add_flags(command, settings)
     return parser
@@ -79,6 +91,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_flags(parser: argparse.ArgumentParser, settings: type[Any]) -> None:
     for name, hint, default, told in about(settings):
+        if told.is_positional:
+            parser.add_argument(name, nargs="*", metavar=name.upper(), default=argparse.SUPPRESS, help=told.text)
+            continue
         parser.add_argument(
             _flag(name, hint, default),
             dest=name,

@@ -14,13 +14,14 @@ from loadtest.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """A setting's line of help, and the numbers that it may have."""
+    """A setting's line of help, and the numbers that it may have. `is_positional`: words without a flag."""
 
     text: str
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
     metavar: str | None = None
+    is_positional: bool = False
 
     def fault(self, value: float) -> str | None:
         """What is wrong with `value`, if anything."""

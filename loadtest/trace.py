@@ -93,7 +93,7 @@ def load_trace(name_or_path: str, seed: int) -> Trace:
 
     Ticked stamps are spread by seeded jitter. Raises UsageError naming the file and line of what is wrong.
     """
-    path = _find(name_or_path)
+    path = find_trace(name_or_path)
     rows: list[Row] = []
     chosen: _Format | None = None
     try:
@@ -114,7 +114,8 @@ def _plain_name(path: Path) -> str:
     return name
 
 
-def _find(name_or_path: str) -> Path:
+def find_trace(name_or_path: str) -> Path:
+    """The file of a shipped trace, or of a path. Raises UsageError where there is none."""
     shipped = shipped_traces()
     if name_or_path in shipped:
         return shipped[name_or_path]

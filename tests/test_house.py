@@ -14,7 +14,7 @@ GENERATED = Path("proto/pointsman/v1")
 # Each layer of the router imports only what stands before it, or its own; rooms never import rooms.
 LAYERS = [
     {"core"},
-    {"ports", "errors", "config", "plugins", "openai", "headers", "heads", "retries", "telemetry"},
+    {"ports", "errors", "errand", "config", "plugins", "openai", "headers", "heads", "retries", "telemetry"},
     {"admission", "routing", "prefix", "replicas", "upstream"},
     {"proxy", "relay", "placement", "workers"},
     {"transports"},
@@ -29,6 +29,9 @@ NEIGHBOURS = {"router": {"pointsman"}, "engine": {"pointsman"}, "loadtest": {"po
 # Load tools that step the router's synchronous cores themselves; all else in `loadtest` speaks over the wire.
 WITH_ROUTER_CORES = {Path("loadtest/micro.py")}
 ROUTER_CORES = {"core", "admission", "prefix", "replicas", "routing"}
+# The simulator steps the engine's torch-free files as well, and what the router's composition root puts together.
+SIMULATOR = Path("loadtest/simulator")
+SIMULATED = ROUTER_CORES | {"errors", "placement", "plugins", "ports"}
 WITH_TORCH = ("engine/runner.py", "engine/sampler.py", "engine/lora.py", "engine/model/")
 
 MOST_FILE_LINES = 400
@@ -121,6 +124,7 @@ def test_streets_meet_only_in_the_contract() -> None:
         for path in paths
         for name in {name.split(".")[0] for name in imported(tree(path))} & set(ROOTS) - {street} - NEIGHBOURS[street]
         if (path, name) not in {(allowed, "router") for allowed in WITH_ROUTER_CORES}
+        and not (SIMULATOR in path.parents and name in {"router", "engine"})
     ]
     assert not wrong
 
@@ -130,6 +134,14 @@ def test_load_tools_step_only_synchronous_cores() -> None:
         rooms = {name.split(".")[1] for name in imported(tree(path)) if name.startswith("router.")}
         assert rooms
         assert rooms <= ROUTER_CORES, f"{path} imports {rooms - ROUTER_CORES}"
+
+
+def test_the_simulator_steps_synchronous_cores_without_tensors() -> None:
+    names = {name for path in files(SIMULATOR) for name in imported(tree(path))}
+    assert {name.split(".")[1] for name in names if name.startswith("router.")} <= SIMULATED
+    found = {name.replace(".", "/") + ".py" for name in names if name.startswith("engine.")}
+    assert found
+    assert not [name for name in found if name.startswith(WITH_TORCH)]
 
 
 def test_imports_are_absolute() -> None:

@@ -1,0 +1,52 @@
+"""Settings of `pointsman-load sim`. Knows what a valid setting is; runs nothing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from loadtest.errors import UsageError
+from loadtest.settings import About, check_numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimSettings:
+    """`pointsman-load sim`."""
+
+    scenario: Annotated[
+        tuple[str, ...], About("shipped scenarios (w1, w2, ...) or TOML files", is_positional=True)
+    ] = ()
+    policy: Annotated[str, About("policies to compare; the first is what others are compared with", metavar="A,B")] = (
+        "round-robin,least-request,pointsman"
+    )
+    capacity: Annotated[bool, About("search the highest load with 90 % of requests within the objective")] = False
+    load: Annotated[float | None, About("run at this load (default: 1)", above=0)] = None
+    seeds: Annotated[int, About("repeat with so many seeds; then 95 % intervals are shown", at_least=1)] = 1
+    seed: Annotated[int, About("the first seed: jitter, arrivals, ties")] = 0
+    trace: Annotated[str | None, About("a trace instead of a scenario: shipped, or a file", metavar="NAME|PATH")] = None
+    profile: Annotated[str, About("the engine that the trace runs on")] = "llama3-70b-h100-tp4"
+    replicas: Annotated[int | None, About("fleet size (default: the scenario's; 8 for a trace)", at_least=1)] = None
+    host_tokens: Annotated[
+        int | None, About("tokens in each replica's host tier (default: as above; 0)", at_least=0)
+    ] = None
+    jobs: Annotated[int, About("processes that simulate", at_least=1)] = 1
+    format: Annotated[Literal["table", "json", "markdown"], About("what is printed")] = "table"
+    png: Annotated[Path | None, About("draw capacity, attainment and hit ratios to this file")] = None
+    cache: Annotated[bool, About("simulate anew, and keep nothing")] = True
+    quiet: Annotated[bool, About("no progress")] = False
+
+    def policies(self) -> tuple[str, ...]:
+        """In the order given, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.policy.split(",") if name.strip()))
+
+
+def check_sim(settings: SimSettings) -> None:
+    """Raise UsageError for a value out of range or for flags that contradict each other."""
+    check_numbers(settings)
+    if not settings.policies():
+        raise UsageError("--policy: names no policy")
+    if bool(settings.scenario) == (settings.trace is not None):
+        raise UsageError("SCENARIO or --trace: give exactly one of them")
+    if settings.capacity and settings.load is not None:
+        raise UsageError("--load: contradicts --capacity, which searches it")
+    if settings.capacity and settings.seeds > 1:
+        raise UsageError("--seeds: repeats runs at one --load; --capacity searches with one seed")

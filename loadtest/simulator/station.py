@@ -1,0 +1,125 @@
+"""One router of a simulated fleet: the router's own registry, index, policy, placement and queue, wired as its
+composition root wires them, on virtual time. Knows the router's cores; knows no engine and no workload."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from loadtest.simulator.clock import VirtualLoop
+from loadtest.simulator.job import Job
+from router.admission.queue import LocalQueue
+from router.core import Demand, Lease, Load, Outcome, Pool, ReplicaSpec, ReplicaState, Request, Surface
+from router.errors import PointsmanError
+from router.placement import Placement
+from router.ports import PrefixIndex
+from router.replicas.identify import Card, Identity
+from router.replicas.member import Member
+from router.replicas.registry import Registry
+from router.replicas.sighting import Sighting
+from router.routing.presets import open_parts, preset
+
+MODEL = "simulated"
+# As `router/config.py` has them, but for the waits: what a policy's queue does is to be seen, not cut off.
+MAX_IN_FLIGHT = 256
+MAX_WAITING = 1_000_000
+MAX_WAIT_S = 600.0
+
+
+@dataclass(eq=False, slots=True)
+class Station:
+    """`send(job, lease)` is called once a job has its place."""
+
+    loop: VirtualLoop
+    registry: Registry
+    placement: Placement
+    queue: LocalQueue
+    pool: Pool
+    send: Callable[[Job, Lease], None]
+    _members: dict[str, Member] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._members = {member.replica.id: member for member in self.registry.members()}
+
+    def accept(self, job: Job) -> None:
+        """A request came in at this router."""
+        self.loop.start(self._place(job))
+
+    def report(self, replica_id: str, load: Load) -> None:
+        """A replica's metrics page was read."""
+        member = self._members[replica_id]
+        if member.report(load, member.replica.in_flight):
+            self.queue.pump()
+
+    async def _place(self, job: Job) -> None:
+        try:
+            lease = await self.queue.place(self._demand(job))
+        except PointsmanError:
+            job.is_refused = True
+            return
+        job.replica_id, job.num_matched_tokens = lease.replica.id, lease.decision.matched_tokens
+        self.send(job, lease)
+
+    def _demand(self, job: Job) -> Demand:
+        ask = job.ask
+        request = Request(
+            id=str(ask.number),
+            surface=Surface.COMPLETIONS,
+            model=ask.adapter or MODEL,
+            body=b"",
+            arrived=job.arrived_s,
+            deadline=job.arrived_s + MAX_WAIT_S,
+            is_stream=True,
+        )
+        return Demand(request, self.pool, ask.prompt, ask.adapter)
+
+
+def open_station(
+    loop: VirtualLoop,
+    replica_ids: Sequence[str],
+    index: PrefixIndex,
+    policy: str,
+    seed: int,
+    send: Callable[[Job, Lease], None],
+    block_size: int,
+    adapters: Sequence[str] = (),
+) -> Station:
+    """A router that finds all replicas ready. Raises PluginError where there is no such policy."""
+    chance = random.Random(f"{seed}/{policy}")
+    registry = Registry(
+        _Known(),
+        on_change=lambda: station.queue.pump(),
+        on_lost=index.remove,
+        on_identified=lambda *_: None,
+        clock=loop.time,
+        random=chance.random,
+    )
+    chosen = preset(policy, open_parts(), chance, MAX_IN_FLIGHT)
+    placement = Placement(registry.available, registry.has_ready, registry.reserve, index, chosen, loop.time)
+    queue = LocalQueue(placement, loop.time, MAX_WAITING, MAX_WAIT_S)
+    specs = [ReplicaSpec(f"http://{id}") for id in replica_ids]
+    identity = Identity(_cards(adapters), block_size)
+    station = Station(loop, registry, placement, queue, Pool(MODEL), send)
+    registry.reconcile(specs)
+    for spec in specs:
+        registry.adopt(Sighting(spec, None, ReplicaState.READY, True, 0.0, 0.0, identity), None)
+    station.pool, _ = registry.resolve(MODEL)
+    station._members = {member.replica.id: member for member in registry.members()}
+    return station
+
+
+def ended(lease: Lease, num_output_tokens: int) -> None:
+    """The last byte came, and with it the usage."""
+    lease.output_tokens = num_output_tokens
+    lease.release(Outcome.OK)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Discovery is told once, by hand."""
+
+    async def list(self) -> Sequence[ReplicaSpec]:
+        return ()
+
+
+def _cards(adapters: Sequence[str]) -> tuple[Card, ...]:
+    return (Card(MODEL), *(Card(name, parent=MODEL) for name in adapters))
