@@ -37,11 +37,15 @@ def _run(config: EngineConfig) -> int:
 
     try:
         listener = app.listen(config.host, config.port)
-        service, about = app.build(config)
+        parts = app.build(config)
     except (app.StartError, ModelError, FetchError, PlacementError, MemoryError, OSError) as error:
         print(f"pointsman engine: {error}", file=sys.stderr)
         return 1
-    uvloop.run(app.serve(service, listener, about))
+    try:
+        uvloop.run(app.serve(parts, listener))
+    except app.StartError as error:
+        print(f"pointsman engine: {error}", file=sys.stderr)
+        return 1
     # All is closed by now. Taking torch apart would cost a second, and crash on a step that is still computing.
     logging.shutdown()
     os._exit(0)

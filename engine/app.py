@@ -7,7 +7,8 @@ import asyncio
 import logging
 import signal
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
@@ -24,6 +25,7 @@ from engine.model.loader import load
 from engine.model.placement import device_named, dtype_named, use_threads
 from engine.runner import Runner
 from engine.scheduler import Scheduler
+from engine.server.events import EventsError, KvEventPublisher, KvEventsConfig
 from engine.server.http import Service
 from engine.tokenizer import Tokenizer
 
@@ -35,6 +37,15 @@ _STOP_WITHIN_S = 1.0
 
 class StartError(Exception):
     """The engine cannot start as asked; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """An engine that is built and not yet started; `about` describes it in a line."""
+
+    service: Service
+    about: str
+    events: KvEventPublisher | None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -52,11 +63,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
-def build(config: EngineConfig) -> tuple[Service, str]:
-    """The service, not yet started, and a line that describes it.
-
-    Raises StartError, ModelError, FetchError, PlacementError, MemoryError, OSError; each says what is wrong.
-    """
+def build(config: EngineConfig) -> Parts:
+    """Raises StartError, ModelError, FetchError, PlacementError, MemoryError, OSError; each says what is wrong."""
     if config.threads is not None:
         use_threads(config.threads)
     device = device_named(config.device)
@@ -65,9 +73,15 @@ def build(config: EngineConfig) -> tuple[Service, str]:
     model, weights = load(path, dtype, device)
     num_blocks = _num_blocks(config, bytes_per_block(model, BLOCK_SIZE, dtype))
     max_model_len = _max_model_len(config, model, num_blocks)
+    num_host_blocks = int(config.host_kv_gib * 2**30) // bytes_per_block(model, BLOCK_SIZE, dtype)
     cache = KVCache.allocate(model, num_blocks, BLOCK_SIZE, dtype, device)
-    runner = Runner(Llama.of(model, weights, max_model_len), cache)
-    scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), config.max_num_seqs, config.max_num_batched_tokens)
+    host_cache = None
+    if num_host_blocks:
+        host_cache = KVCache.allocate(model, num_host_blocks, BLOCK_SIZE, dtype, device_named("cpu"))
+    runner = Runner(Llama.of(model, weights, max_model_len), cache, host_cache)
+    events = _events(config)
+    pool = BlockPool(num_blocks, BLOCK_SIZE, num_host_blocks, records_changes=events is not None)
+    scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens)
     service = Service(
         engine=EngineLoop(EngineCore(scheduler), runner.run),
         tokenizer=Tokenizer.load(path),
@@ -77,11 +91,28 @@ def build(config: EngineConfig) -> tuple[Service, str]:
         max_model_len=max_model_len,
     )
     numbers = f"{str(dtype).removeprefix('torch.')}, {num_blocks} KV blocks, context {max_model_len}"
-    return service, f"{service.model_id} on {device}, {numbers}"
+    return Parts(service, f"{service.model_id} on {device}, {numbers}", events)
 
 
-async def serve(service: Service, listener: socket.socket, about: str) -> None:
-    """Until SIGTERM or SIGINT. What is then under way ends with an error that says so."""
+async def serve(parts: Parts, listener: socket.socket) -> None:
+    """Until SIGTERM or SIGINT. What is then under way ends with an error that says so. Raises StartError."""
+    service = parts.service
+    with ExitStack() as opened:
+        if parts.events is not None:
+            _open_events(parts.events, service, opened)
+        await _serve_http(service, listener, parts.about)
+
+
+def _open_events(events: KvEventPublisher, service: Service, opened: ExitStack) -> None:
+    try:
+        events.open()
+    except EventsError as error:
+        raise StartError(str(error)) from None
+    opened.enter_context(closing(events))
+    service.engine.listeners.append(events.publish)
+
+
+async def _serve_http(service: Service, listener: socket.socket, about: str) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -112,6 +143,16 @@ def _model_path(model: str) -> Path:
 def _model_id(model: str) -> str:
     path = Path(model)
     return path.stem if path.suffix == ".gguf" else path.resolve().name
+
+
+def _events(config: EngineConfig) -> KvEventPublisher | None:
+    if config.kv_events_config is None:
+        return None
+    try:
+        asked = KvEventsConfig.parse(config.kv_events_config)
+    except EventsError as error:
+        raise StartError(str(error)) from None
+    return KvEventPublisher(asked, BLOCK_SIZE) if asked.is_on else None
 
 
 def _num_blocks(config: EngineConfig, block_bytes: int) -> int:

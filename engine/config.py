@@ -43,6 +43,14 @@ class EngineConfig:
         "longest context; if unset, the model's or what the KV cache holds", default=None, unit="tokens"
     )
     kv_cache_gib: float = _setting("memory for KV blocks", default=0.5, unit="GiB")
+    host_kv_gib: float = _setting(
+        "host memory for KV blocks that the cache has no room for; 0 is none", default=0.0, unit="GiB"
+    )
+    kv_events_config: str | None = _setting(
+        "KV events over ZMQ, as vLLM is told of them in JSON: enable_kv_cache_events, endpoint, replay_endpoint, ...",
+        default=None,
+        unit="json",
+    )
     exit_with_parent: bool = _setting("stop when standard input closes", default=False)
     log_level: str = _setting(
         "least level that is logged", default="info", choices=("debug", "info", "warning", "error")
@@ -60,6 +68,8 @@ class EngineConfig:
             )
         if not 0 < self.kv_cache_gib < float("inf"):
             raise ValueError(f"--kv-cache-gib must be above 0, not {self.kv_cache_gib}")
+        if not 0 <= self.host_kv_gib < float("inf"):
+            raise ValueError(f"--host-kv-gib must be 0 or more, not {self.host_kv_gib}")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port must be 0 to 65535, not {self.port}")
 

@@ -9,6 +9,7 @@ import torch
 
 from engine.model.attention import KVCache, Paging, Span
 from engine.model.llama import Llama
+from engine.model.tiers import KVTiers
 from engine.sampler import sample
 from engine.sampling import Result
 from engine.scheduler import Batch
@@ -18,10 +19,17 @@ from engine.scheduler import Batch
 class Runner:
     model: Llama
     cache: KVCache
+    host_cache: KVCache | None = None
+
+    @property
+    def tiers(self) -> KVTiers:
+        return KVTiers(self.cache, self.host_cache)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> list[Result]:
         """One entry for each chunk: what was chosen behind it, or None where the prompt goes on."""
+        if batch.copies:
+            self.tiers.copy(batch.copies)
         tokens: list[int] = []
         positions: list[int] = []
         rows: list[int] = []

@@ -44,15 +44,16 @@ def blocks_gib(num_blocks: int) -> float:
 
 
 def test_a_model_file_becomes_a_service_named_after_it(model: Path) -> None:
-    service, about = build(config(model, kv_cache_gib=blocks_gib(20)))
-    assert about == "tiny-llama on cpu, float32, 20 KV blocks, context 256"
+    parts = build(config(model, kv_cache_gib=blocks_gib(20)))
+    service = parts.service
+    assert parts.about == "tiny-llama on cpu, float32, 20 KV blocks, context 256"
     assert (service.model_id, service.root, service.max_model_len) == ("tiny-llama", str(model), 256)
-    assert build(config(model, served_model_name="other"))[0].model_id == "other"
+    assert build(config(model, served_model_name="other")).service.model_id == "other"
 
 
 def test_the_context_is_no_longer_than_the_cache(model: Path) -> None:
-    assert build(config(model, kv_cache_gib=blocks_gib(3)))[0].max_model_len == 48
-    assert build(config(model, max_model_len=100))[0].max_model_len == 100
+    assert build(config(model, kv_cache_gib=blocks_gib(3))).service.max_model_len == 48
+    assert build(config(model, max_model_len=100)).service.max_model_len == 100
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,7 @@ def test_the_context_is_no_longer_than_the_cache(model: Path) -> None:
         ({"max_model_len": 257}, "--max-model-len 257 is more than the model's 256 positions"),
         ({"max_model_len": 50, "kv_cache_gib": blocks_gib(3)}, "more than the KV cache's 48 tokens"),
         ({"kv_cache_gib": 1e-9}, "less than one KV block"),
+        ({"kv_events_config": '{"endpoint": 5}'}, r"--kv-events-config: Expected `str`, got `int` - at `\$.endpoint`"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused_by_flag(model: Path, settings: dict[str, Any], complaint: str) -> None:
@@ -93,6 +95,15 @@ def test_a_host_that_is_not_ours_is_named() -> None:
 
 
 def test_half_precision_halves_the_blocks_bytes(model: Path) -> None:
-    service, about = build(config(model, dtype="bfloat16", kv_cache_gib=blocks_gib(20)))
-    assert "bfloat16, 40 KV blocks" in about
-    assert service.engine.core.scheduler.pool.num_blocks == 40
+    parts = build(config(model, dtype="bfloat16", kv_cache_gib=blocks_gib(20)))
+    assert "bfloat16, 40 KV blocks" in parts.about
+    assert parts.service.engine.core.scheduler.pool.num_blocks == 40
+
+
+def test_the_host_tier_and_the_events_are_as_configured(model: Path) -> None:
+    parts = build(config(model, host_kv_gib=blocks_gib(7), kv_events_config='{"enable_kv_cache_events": true}'))
+    pool = parts.service.engine.core.scheduler.pool
+    assert pool.host.num_blocks == 7
+    assert pool.records_changes
+    assert repr(parts.events) == "<KvEventPublisher tcp://*:5557 0 batches 0 waiting>"
+    assert build(config(model)).events is None

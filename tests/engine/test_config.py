@@ -32,6 +32,8 @@ def test_each_setting_is_a_flag_of_its_own_type() -> None:
         max_num_batched_tokens=4,
         max_model_len=5,
         kv_cache_gib=0.25,
+        host_kv_gib=0.125,
+        kv_events_config="{}",
         exit_with_parent=True,
         log_level="error",
     )
@@ -66,6 +68,7 @@ def test_a_misspelt_flag_suggests_the_nearest(capsys: pytest.CaptureFixture[str]
         (["--max-model-len", "-1"], "--max-model-len must be at least 1"),
         (["--kv-cache-gib", "0"], "--kv-cache-gib must be above 0"),
         (["--kv-cache-gib", "nan"], "--kv-cache-gib must be above 0"),
+        (["--host-kv-gib", "-1"], "--host-kv-gib must be 0 or more"),
         (["--max-num-seqs", "600"], "--max-num-batched-tokens (256) must be at least --max-num-seqs (600)"),
     ],
 )
