@@ -45,11 +45,8 @@ def test_a_decision_says_what_was_chosen_and_why() -> None:
     decision = made.choose(make_demand(prompt=make_prompt(100)), AB)
     assert decision is not None
     assert decision.replica is AB[1].replica
-    assert (decision.matched_tokens, decision.uncached_tokens, decision.expected_wait_s) == (
-        16,
-        84,
-        pytest.approx(0.0053),
-    )
+    assert (decision.matched_tokens, decision.uncached_tokens) == (16, 84)
+    assert decision.expected_wait_s == AB[1].replica.expected_wait_s > 0.0
     assert decision.scores == {"x": 1.0, "y": 1.5}
     assert decision.reason == "policy=p; matched_tokens=16; expected_wait_ms=5.3"
 
