@@ -60,7 +60,7 @@ def peek(body: bytes, surface: Surface) -> Peek:
     try:
         fields = _PEEK.decode(body)
     except msgspec.ValidationError as error:
-        raise _invalid_field(str(error)) from None
+        raise invalid_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
     if surface is Surface.CHAT:
@@ -72,7 +72,8 @@ def peek(body: bytes, surface: Surface) -> Peek:
     return fields
 
 
-def _invalid_field(message: str) -> InvalidRequest:
+def invalid_field(message: str) -> InvalidRequest:
+    """What msgspec says of a body, in words that name the field."""
     if missing := _MISSING.search(message):
         return InvalidRequest(f"The field `{missing[1]}` is required.", param=missing[1])
     path = _PATH.search(message)
@@ -121,10 +122,11 @@ def error_body(error: PointsmanError) -> bytes:
     """OpenAI's error body as JSON bytes; a replica's own words where it has said what is wrong."""
     if isinstance(error, UpstreamStatus):
         return error.body
-    return msgspec.json.encode({"error": _error_object(error)})
+    return msgspec.json.encode({"error": error_object(error)})
 
 
-def _error_object(error: PointsmanError) -> dict[str, object]:
+def error_object(error: PointsmanError) -> dict[str, object]:
+    """OpenAI's error object: what an error body holds."""
     return {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
 
 
