@@ -25,37 +25,67 @@ _sym_db = _symbol_database.Default()
 from pointsman.v1 import common_pb2 as pointsman_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pointsman/v1/engine.proto\x12\x0cpointsman.v1\x1a\x19pointsman/v1/common.proto\"\xbe\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12(\n\x08sampling\x18\x03 \x01(\x0b\x32\x16.pointsman.v1.Sampling\x12\x14\n\x07\x61\x64\x61pter\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ncache_salt\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x06 \x01(\x11\x42\n\n\x08_adapterB\r\n\x0b_cache_salt\"\x87\x01\n\rGenerateEvent\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x31\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1a.pointsman.v1.FinishReason\x12\"\n\x05usage\x18\x04 \x01(\x0b\x32\x13.pointsman.v1.Usage\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\")\n\nAbortReply\x12\x1b\n\x13\x61\x62orted_request_ids\x18\x01 \x03(\t\"\"\n\x0bLoadRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\x96\x01\n\nLoadReport\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x13\n\x0bused_blocks\x18\x04 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x10\n\x08\x61\x64\x61pters\x18\x07 \x03(\t\"\x0f\n\rEventsRequest\"\xe5\x01\n\x07KvEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12,\n\x08snapshot\x18\x03 \x01(\x0b\x32\x18.pointsman.v1.KvSnapshotH\x00\x12(\n\x06stored\x18\x04 \x01(\x0b\x32\x16.pointsman.v1.KvStoredH\x00\x12*\n\x07removed\x18\x05 \x01(\x0b\x32\x17.pointsman.v1.KvRemovedH\x00\x12*\n\x07\x63leared\x18\x06 \x01(\x0b\x32\x17.pointsman.v1.KvClearedH\x00\x42\x07\n\x05\x65vent\"Y\n\nKvSnapshot\x12&\n\x06\x63hains\x18\x01 \x03(\x0b\x32\x16.pointsman.v1.KvStored\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\"J\n\x08KvStored\x12\x18\n\x0bparent_hash\x18\x01 \x01(\x06H\x00\x88\x01\x01\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x03(\x06\x42\x0e\n\x0c_parent_hash\"!\n\tKvRemoved\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x06\"\x0b\n\tKvCleared2\x90\x02\n\x06\x45ngine\x12H\n\x08Generate\x12\x1d.pointsman.v1.GenerateRequest\x1a\x1b.pointsman.v1.GenerateEvent0\x01\x12=\n\x05\x41\x62ort\x12\x1a.pointsman.v1.AbortRequest\x1a\x18.pointsman.v1.AbortReply\x12=\n\x04Load\x12\x19.pointsman.v1.LoadRequest\x1a\x18.pointsman.v1.LoadReport0\x01\x12>\n\x06\x45vents\x12\x1b.pointsman.v1.EventsRequest\x1a\x15.pointsman.v1.KvEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pointsman/v1/engine.proto\x12\x0cpointsman.v1\x1a\x19pointsman/v1/common.proto\"\x9e\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12(\n\x08sampling\x18\x03 \x01(\x0b\x32\x16.pointsman.v1.Sampling\x12\x14\n\x07\x61\x64\x61pter\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ncache_salt\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x06 \x01(\x11\x12\x11\n\x04text\x18\x07 \x01(\tH\x02\x88\x01\x01\x12\x32\n\x0bkv_transfer\x18\x08 \x01(\x0b\x32\x18.pointsman.v1.KvTransferH\x03\x88\x01\x01\x42\n\n\x08_adapterB\r\n\x0b_cache_saltB\x07\n\x05_textB\x0e\n\x0c_kv_transfer\"\x9f\x01\n\nKvTransfer\x12\x18\n\x10\x64o_remote_decode\x18\x01 \x01(\x08\x12\x19\n\x11\x64o_remote_prefill\x18\x02 \x01(\x08\x12\x18\n\x10remote_engine_id\x18\x03 \x01(\t\x12\x18\n\x10remote_block_ids\x18\x04 \x03(\r\x12\x13\n\x0bremote_host\x18\x05 \x01(\t\x12\x13\n\x0bremote_port\x18\x06 \x01(\r\"\xb6\x01\n\rGenerateEvent\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x31\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1a.pointsman.v1.FinishReason\x12\"\n\x05usage\x18\x04 \x01(\x0b\x32\x13.pointsman.v1.Usage\x12-\n\x0bkv_transfer\x18\x05 \x01(\x0b\x32\x18.pointsman.v1.KvTransfer\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\")\n\nAbortReply\x12\x1b\n\x13\x61\x62orted_request_ids\x18\x01 \x03(\t\"\x1f\n\x0eVectorsRequest\x12\r\n\x05texts\x18\x01 \x03(\t\"Y\n\x0cVectorsReply\x12%\n\x07vectors\x18\x01 \x03(\x0b\x32\x14.pointsman.v1.Vector\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.pointsman.v1.Usage\"\x18\n\x06Vector\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\r\n\x0bInfoRequest\"\x91\x01\n\tInfoReply\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x10\n\x08\x61\x64\x61pters\x18\x05 \x03(\t\x12\x11\n\tengine_id\x18\x06 \x01(\t\x12\x11\n\tis_asleep\x18\x07 \x01(\x08\"0\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"\x12\n\x10LoadAdapterReply\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x14\n\x12UnloadAdapterReply\"\x1d\n\x0cSleepRequest\x12\r\n\x05level\x18\x01 \x01(\r\"\x0c\n\nSleepReply\"\r\n\x0bWakeRequest\"\x0b\n\tWakeReply\"\"\n\x0bLoadRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\x96\x01\n\nLoadReport\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x13\n\x0bused_blocks\x18\x04 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x10\n\x08\x61\x64\x61pters\x18\x07 \x03(\t\"\x0f\n\rEventsRequest\"\xe5\x01\n\x07KvEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12,\n\x08snapshot\x18\x03 \x01(\x0b\x32\x18.pointsman.v1.KvSnapshotH\x00\x12(\n\x06stored\x18\x04 \x01(\x0b\x32\x16.pointsman.v1.KvStoredH\x00\x12*\n\x07removed\x18\x05 \x01(\x0b\x32\x17.pointsman.v1.KvRemovedH\x00\x12*\n\x07\x63leared\x18\x06 \x01(\x0b\x32\x17.pointsman.v1.KvClearedH\x00\x42\x07\n\x05\x65vent\"Y\n\nKvSnapshot\x12&\n\x06\x63hains\x18\x01 \x03(\x0b\x32\x16.pointsman.v1.KvStored\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x0f\n\x07is_last\x18\x03 \x01(\x08\"p\n\x08KvStored\x12\x18\n\x0bparent_hash\x18\x01 \x01(\x06H\x00\x88\x01\x01\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x03(\x06\x12$\n\x06medium\x18\x03 \x01(\x0e\x32\x14.pointsman.v1.MediumB\x0e\n\x0c_parent_hash\"G\n\tKvRemoved\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x03(\x06\x12$\n\x06medium\x18\x02 \x01(\x0e\x32\x14.pointsman.v1.Medium\"\x0b\n\tKvCleared*D\n\x06Medium\x12\x16\n\x12MEDIUM_UNSPECIFIED\x10\x00\x12\x11\n\rMEDIUM_DEVICE\x10\x01\x12\x0f\n\x0bMEDIUM_HOST\x10\x02\x32\xb2\x05\n\x06\x45ngine\x12H\n\x08Generate\x12\x1d.pointsman.v1.GenerateRequest\x1a\x1b.pointsman.v1.GenerateEvent0\x01\x12=\n\x05\x41\x62ort\x12\x1a.pointsman.v1.AbortRequest\x1a\x18.pointsman.v1.AbortReply\x12\x41\n\x05\x45mbed\x12\x1c.pointsman.v1.VectorsRequest\x1a\x1a.pointsman.v1.VectorsReply\x12:\n\x04Info\x12\x19.pointsman.v1.InfoRequest\x1a\x17.pointsman.v1.InfoReply\x12=\n\x04Load\x12\x19.pointsman.v1.LoadRequest\x1a\x18.pointsman.v1.LoadReport0\x01\x12>\n\x06\x45vents\x12\x1b.pointsman.v1.EventsRequest\x1a\x15.pointsman.v1.KvEvent0\x01\x12O\n\x0bLoadAdapter\x12 .pointsman.v1.LoadAdapterRequest\x1a\x1e.pointsman.v1.LoadAdapterReply\x12U\n\rUnloadAdapter\x12\".pointsman.v1.UnloadAdapterRequest\x1a .pointsman.v1.UnloadAdapterReply\x12=\n\x05Sleep\x12\x1a.pointsman.v1.SleepRequest\x1a\x18.pointsman.v1.SleepReply\x12:\n\x04Wake\x12\x19.pointsman.v1.WakeRequest\x1a\x17.pointsman.v1.WakeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pointsman.v1.engine_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_MEDIUM']._serialized_start=2031
+  _globals['_MEDIUM']._serialized_end=2099
   _globals['_GENERATEREQUEST']._serialized_start=71
-  _globals['_GENERATEREQUEST']._serialized_end=261
-  _globals['_GENERATEEVENT']._serialized_start=264
-  _globals['_GENERATEEVENT']._serialized_end=399
-  _globals['_ABORTREQUEST']._serialized_start=401
-  _globals['_ABORTREQUEST']._serialized_end=436
-  _globals['_ABORTREPLY']._serialized_start=438
-  _globals['_ABORTREPLY']._serialized_end=479
-  _globals['_LOADREQUEST']._serialized_start=481
-  _globals['_LOADREQUEST']._serialized_end=515
-  _globals['_LOADREPORT']._serialized_start=518
-  _globals['_LOADREPORT']._serialized_end=668
-  _globals['_EVENTSREQUEST']._serialized_start=670
-  _globals['_EVENTSREQUEST']._serialized_end=685
-  _globals['_KVEVENT']._serialized_start=688
-  _globals['_KVEVENT']._serialized_end=917
-  _globals['_KVSNAPSHOT']._serialized_start=919
-  _globals['_KVSNAPSHOT']._serialized_end=1008
-  _globals['_KVSTORED']._serialized_start=1010
-  _globals['_KVSTORED']._serialized_end=1084
-  _globals['_KVREMOVED']._serialized_start=1086
-  _globals['_KVREMOVED']._serialized_end=1119
-  _globals['_KVCLEARED']._serialized_start=1121
-  _globals['_KVCLEARED']._serialized_end=1132
-  _globals['_ENGINE']._serialized_start=1135
-  _globals['_ENGINE']._serialized_end=1407
+  _globals['_GENERATEREQUEST']._serialized_end=357
+  _globals['_KVTRANSFER']._serialized_start=360
+  _globals['_KVTRANSFER']._serialized_end=519
+  _globals['_GENERATEEVENT']._serialized_start=522
+  _globals['_GENERATEEVENT']._serialized_end=704
+  _globals['_ABORTREQUEST']._serialized_start=706
+  _globals['_ABORTREQUEST']._serialized_end=741
+  _globals['_ABORTREPLY']._serialized_start=743
+  _globals['_ABORTREPLY']._serialized_end=784
+  _globals['_VECTORSREQUEST']._serialized_start=786
+  _globals['_VECTORSREQUEST']._serialized_end=817
+  _globals['_VECTORSREPLY']._serialized_start=819
+  _globals['_VECTORSREPLY']._serialized_end=908
+  _globals['_VECTOR']._serialized_start=910
+  _globals['_VECTOR']._serialized_end=934
+  _globals['_INFOREQUEST']._serialized_start=936
+  _globals['_INFOREQUEST']._serialized_end=949
+  _globals['_INFOREPLY']._serialized_start=952
+  _globals['_INFOREPLY']._serialized_end=1097
+  _globals['_LOADADAPTERREQUEST']._serialized_start=1099
+  _globals['_LOADADAPTERREQUEST']._serialized_end=1147
+  _globals['_LOADADAPTERREPLY']._serialized_start=1149
+  _globals['_LOADADAPTERREPLY']._serialized_end=1167
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1169
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1205
+  _globals['_UNLOADADAPTERREPLY']._serialized_start=1207
+  _globals['_UNLOADADAPTERREPLY']._serialized_end=1227
+  _globals['_SLEEPREQUEST']._serialized_start=1229
+  _globals['_SLEEPREQUEST']._serialized_end=1258
+  _globals['_SLEEPREPLY']._serialized_start=1260
+  _globals['_SLEEPREPLY']._serialized_end=1272
+  _globals['_WAKEREQUEST']._serialized_start=1274
+  _globals['_WAKEREQUEST']._serialized_end=1287
+  _globals['_WAKEREPLY']._serialized_start=1289
+  _globals['_WAKEREPLY']._serialized_end=1300
+  _globals['_LOADREQUEST']._serialized_start=1302
+  _globals['_LOADREQUEST']._serialized_end=1336
+  _globals['_LOADREPORT']._serialized_start=1339
+  _globals['_LOADREPORT']._serialized_end=1489
+  _globals['_EVENTSREQUEST']._serialized_start=1491
+  _globals['_EVENTSREQUEST']._serialized_end=1506
+  _globals['_KVEVENT']._serialized_start=1509
+  _globals['_KVEVENT']._serialized_end=1738
+  _globals['_KVSNAPSHOT']._serialized_start=1740
+  _globals['_KVSNAPSHOT']._serialized_end=1829
+  _globals['_KVSTORED']._serialized_start=1831
+  _globals['_KVSTORED']._serialized_end=1943
+  _globals['_KVREMOVED']._serialized_start=1945
+  _globals['_KVREMOVED']._serialized_end=2016
+  _globals['_KVCLEARED']._serialized_start=2018
+  _globals['_KVCLEARED']._serialized_end=2029
+  _globals['_ENGINE']._serialized_start=2102
+  _globals['_ENGINE']._serialized_end=2792
 # @@protoc_insertion_point(module_scope)

@@ -44,6 +44,16 @@ class EngineStub:
                 request_serializer=pointsman_dot_v1_dot_engine__pb2.AbortRequest.SerializeToString,
                 response_deserializer=pointsman_dot_v1_dot_engine__pb2.AbortReply.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/pointsman.v1.Engine/Embed',
+                request_serializer=pointsman_dot_v1_dot_engine__pb2.VectorsRequest.SerializeToString,
+                response_deserializer=pointsman_dot_v1_dot_engine__pb2.VectorsReply.FromString,
+                _registered_method=True)
+        self.Info = channel.unary_unary(
+                '/pointsman.v1.Engine/Info',
+                request_serializer=pointsman_dot_v1_dot_engine__pb2.InfoRequest.SerializeToString,
+                response_deserializer=pointsman_dot_v1_dot_engine__pb2.InfoReply.FromString,
+                _registered_method=True)
         self.Load = channel.unary_stream(
                 '/pointsman.v1.Engine/Load',
                 request_serializer=pointsman_dot_v1_dot_engine__pb2.LoadRequest.SerializeToString,
@@ -53,6 +63,26 @@ class EngineStub:
                 '/pointsman.v1.Engine/Events',
                 request_serializer=pointsman_dot_v1_dot_engine__pb2.EventsRequest.SerializeToString,
                 response_deserializer=pointsman_dot_v1_dot_engine__pb2.KvEvent.FromString,
+                _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/pointsman.v1.Engine/LoadAdapter',
+                request_serializer=pointsman_dot_v1_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=pointsman_dot_v1_dot_engine__pb2.LoadAdapterReply.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/pointsman.v1.Engine/UnloadAdapter',
+                request_serializer=pointsman_dot_v1_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=pointsman_dot_v1_dot_engine__pb2.UnloadAdapterReply.FromString,
+                _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/pointsman.v1.Engine/Sleep',
+                request_serializer=pointsman_dot_v1_dot_engine__pb2.SleepRequest.SerializeToString,
+                response_deserializer=pointsman_dot_v1_dot_engine__pb2.SleepReply.FromString,
+                _registered_method=True)
+        self.Wake = channel.unary_unary(
+                '/pointsman.v1.Engine/Wake',
+                request_serializer=pointsman_dot_v1_dot_engine__pb2.WakeRequest.SerializeToString,
+                response_deserializer=pointsman_dot_v1_dot_engine__pb2.WakeReply.FromString,
                 _registered_method=True)
 
 
@@ -73,6 +103,20 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Vectors of texts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Info(self, request, context):
+        """What it serves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Load(self, request, context):
         """What the replica has to do: one report, or one at each interval.
         """
@@ -82,6 +126,34 @@ class EngineServicer:
 
     def Events(self, request, context):
         """Which KV blocks it holds: first a snapshot, then each change.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadAdapter(self, request, context):
+        """Load a LoRA adapter from the replica's disk: from then on it can be asked for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Forget an adapter. Requests that have begun with it go on. NOT_FOUND if it is not loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Sleep(self, request, context):
+        """Free memory until Wake. Open requests wait and are computed again; new ones are UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wake(self, request, context):
+        """Take up work again. Nothing happens if it does not sleep.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,6 +172,16 @@ def add_EngineServicer_to_server(servicer, server):
                     request_deserializer=pointsman_dot_v1_dot_engine__pb2.AbortRequest.FromString,
                     response_serializer=pointsman_dot_v1_dot_engine__pb2.AbortReply.SerializeToString,
             ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=pointsman_dot_v1_dot_engine__pb2.VectorsRequest.FromString,
+                    response_serializer=pointsman_dot_v1_dot_engine__pb2.VectorsReply.SerializeToString,
+            ),
+            'Info': grpc.unary_unary_rpc_method_handler(
+                    servicer.Info,
+                    request_deserializer=pointsman_dot_v1_dot_engine__pb2.InfoRequest.FromString,
+                    response_serializer=pointsman_dot_v1_dot_engine__pb2.InfoReply.SerializeToString,
+            ),
             'Load': grpc.unary_stream_rpc_method_handler(
                     servicer.Load,
                     request_deserializer=pointsman_dot_v1_dot_engine__pb2.LoadRequest.FromString,
@@ -109,6 +191,26 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Events,
                     request_deserializer=pointsman_dot_v1_dot_engine__pb2.EventsRequest.FromString,
                     response_serializer=pointsman_dot_v1_dot_engine__pb2.KvEvent.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=pointsman_dot_v1_dot_engine__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=pointsman_dot_v1_dot_engine__pb2.LoadAdapterReply.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=pointsman_dot_v1_dot_engine__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=pointsman_dot_v1_dot_engine__pb2.UnloadAdapterReply.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=pointsman_dot_v1_dot_engine__pb2.SleepRequest.FromString,
+                    response_serializer=pointsman_dot_v1_dot_engine__pb2.SleepReply.SerializeToString,
+            ),
+            'Wake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wake,
+                    request_deserializer=pointsman_dot_v1_dot_engine__pb2.WakeRequest.FromString,
+                    response_serializer=pointsman_dot_v1_dot_engine__pb2.WakeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +278,60 @@ class Engine:
             _registered_method=True)
 
     @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pointsman.v1.Engine/Embed',
+            pointsman_dot_v1_dot_engine__pb2.VectorsRequest.SerializeToString,
+            pointsman_dot_v1_dot_engine__pb2.VectorsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Info(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pointsman.v1.Engine/Info',
+            pointsman_dot_v1_dot_engine__pb2.InfoRequest.SerializeToString,
+            pointsman_dot_v1_dot_engine__pb2.InfoReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Load(request,
             target,
             options=(),
@@ -219,6 +375,114 @@ class Engine:
             '/pointsman.v1.Engine/Events',
             pointsman_dot_v1_dot_engine__pb2.EventsRequest.SerializeToString,
             pointsman_dot_v1_dot_engine__pb2.KvEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pointsman.v1.Engine/LoadAdapter',
+            pointsman_dot_v1_dot_engine__pb2.LoadAdapterRequest.SerializeToString,
+            pointsman_dot_v1_dot_engine__pb2.LoadAdapterReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pointsman.v1.Engine/UnloadAdapter',
+            pointsman_dot_v1_dot_engine__pb2.UnloadAdapterRequest.SerializeToString,
+            pointsman_dot_v1_dot_engine__pb2.UnloadAdapterReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pointsman.v1.Engine/Sleep',
+            pointsman_dot_v1_dot_engine__pb2.SleepRequest.SerializeToString,
+            pointsman_dot_v1_dot_engine__pb2.SleepReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pointsman.v1.Engine/Wake',
+            pointsman_dot_v1_dot_engine__pb2.WakeRequest.SerializeToString,
+            pointsman_dot_v1_dot_engine__pb2.WakeReply.FromString,
             options,
             channel_credentials,
             insecure,
