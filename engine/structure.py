@@ -31,6 +31,10 @@ class Structure:
         """Nothing but the end can follow."""
         return self.matcher.is_stopped()
 
+    def copy(self) -> "Structure":
+        """One of its own for another output, from the beginning: call it before the first token."""
+        return Structure(self.matcher.deep_copy(), self.num_words, self.executor)
+
     def mask(self) -> Mask:
         """A bit for each token id, lowest first, set where the token may come next."""
         return (self._next or self._begin()).result()

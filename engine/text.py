@@ -10,10 +10,14 @@ from engine.tokenizer import IncrementalDecoder
 
 @dataclass(eq=False, slots=True)
 class TextStream:
-    """Gives out text as it becomes final: what may be the beginning of a stop string is held until it is clear."""
+    """Gives out text as it becomes final: what may be the beginning of a stop string is held until it is clear.
+
+    The stop string itself is given out only if `keeps_stop`.
+    """
 
     decoder: IncrementalDecoder
     stop: tuple[str, ...]
+    keeps_stop: bool = False
     matched: str | None = None
     _held: str = ""
 
@@ -40,7 +44,7 @@ class TextStream:
 
     def _cut(self, text: str) -> str:
         assert self.matched is not None
-        return text[: text.index(self.matched)]
+        return text[: text.index(self.matched) + self.keeps_stop * len(self.matched)]
 
     def _hold(self, text: str) -> str:
         """Splits off the longest end of `text` that begins a stop string."""

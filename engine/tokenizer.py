@@ -34,7 +34,7 @@ class Tokenizer:
     _eos_token: str | None
     _chat: ChatTemplate | None
     _special_ids: frozenset[int] = field(init=False)
-    _bytes_of: "_TokenBytes" = field(init=False)
+    _bytes_of: "TokenBytes" = field(init=False)
 
     def __post_init__(self) -> None:
         self._tokenizer.no_padding()
@@ -43,7 +43,7 @@ class Tokenizer:
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         decoder = self._tokenizer.decoder
         description = None if decoder is None else json.loads(decoder.__getstate__())
-        self._bytes_of = _TokenBytes(self._tokenizer, _piece_reader(description))
+        self._bytes_of = TokenBytes(self._tokenizer, _piece_reader(description))
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -57,9 +57,9 @@ class Tokenizer:
         chat = None if template is None else ChatTemplate(template, variables)
         return cls(files.eos_token_ids, files.tokenizer, files.bos_token, files.eos_token, chat)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A completion prompt: with a leading BOS only if the model's tokenizer adds one."""
-        return self._encode(text, add_special_tokens=True)
+        return self._encode(text, add_special_tokens)
 
     def encode_chat(
         self,
@@ -93,15 +93,27 @@ class Tokenizer:
         """The whole text of a sequence, without special tokens."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
-    def decoder(self) -> "IncrementalDecoder":
+    def decoder(self, *, skip_special_tokens: bool = True) -> "IncrementalDecoder":
         """For one generation: a continuation, so a leading space stays."""
-        return IncrementalDecoder(self._special_ids, self._bytes_of)
+        return IncrementalDecoder(self._special_ids if skip_special_tokens else frozenset(), self._bytes_of)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, special ones too: UTF-8, of which a token may hold a part of a character."""
+        return self._bytes_of[token_id]
+
+    @property
+    def chat_template(self) -> str | None:
+        return None if self._chat is None else self._chat.source
+
+    def to_json(self) -> str:
+        """As tokenizer.json has it. Takes some 0.1 s."""
+        return self._tokenizer.to_str()
 
     def served(self) -> dict[str, Any]:
         """All that is needed to rebuild this tokenizer. Takes some 0.1 s: ask once, keep the bytes."""
         return {
-            "tokenizer": json.loads(self._tokenizer.to_str()),
-            "chat_template": None if self._chat is None else self._chat.source,
+            "tokenizer": json.loads(self.to_json()),
+            "chat_template": self.chat_template,
             "bos_token": self._bos_token,
             "eos_token": self._eos_token,
         }
@@ -122,7 +134,7 @@ class IncrementalDecoder:
     """Turns ids into text as they come, at constant cost for each. Bytes of an unfinished character wait."""
 
     _special_ids: frozenset[int]
-    _bytes_of: "_TokenBytes"
+    _bytes_of: "TokenBytes"
     _utf8: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
     )
@@ -142,7 +154,7 @@ class IncrementalDecoder:
 
 
 @dataclass(eq=False, slots=True)
-class _TokenBytes:
+class TokenBytes:
     """Token id -> its UTF-8 bytes, worked out on first use."""
 
     _tokenizer: tokenizers.Tokenizer

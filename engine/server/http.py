@@ -1,7 +1,6 @@
-"""The engine's HTTP port: routes, streaming, and giving up when the client has gone.
+"""The engine's HTTP port: its routes.
 
-Knows aiohttp, the engine's loop and the tokenizer. Must not know how requests are checked (openai) or answers
-shaped (answers).
+Knows aiohttp and who answers which route. Must not know how requests are checked, computed or answered.
 """
 
 import asyncio
@@ -18,29 +17,26 @@ import msgspec
 from aiohttp import web
 
 from engine.config import BLOCK_SIZE
-from engine.loop import EngineError, EngineLoop, OutputStream
-from engine.sequence import Request
-from engine.server import openai
-from engine.server.answers import DONE, Answer, ChatAnswer, CompletionAnswer, usage
+from engine.grammar import Grammars
+from engine.loop import EngineLoop
+from engine.server.chats import Arrival, Planner
 from engine.server.errors import ApiError, Handler, bad_request, errors_as_json
+from engine.server.fields import decode
 from engine.server.metrics import EngineMetrics
-from engine.text import TextStream
-from engine.tokenizer import PromptError, Tokenizer
+from engine.server.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from engine.server.options import Limits
+from engine.server.prompts import Prompts
+from engine.server.tools import ToolFormat, format_of
+from engine.tokenizer import Tokenizer
 
 MAX_BODY_BYTES = 32 << 20
-# Below this, tokenizing takes less than the hop to a thread is worth.
-_TOKENIZE_INLINE_BYTES = 8 << 10
 _SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_STREAM_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the routes serve. `root` says where the model came from; `max_model_len` is in tokens."""
+    """What the routes serve. `root` says where the model came from; `max_model_len` is in tokens. `tool_format` None
+    is what the chat template tells."""
 
     engine: EngineLoop
     tokenizer: Tokenizer
@@ -48,7 +44,24 @@ class Service:
     root: str
     vocab_size: int
     max_model_len: int
+    tool_format: ToolFormat | None = None
     started_s: int = field(default_factory=lambda: int(time.time()))
+    planner: Planner = field(init=False)
+
+    def __post_init__(self) -> None:
+        planner = Planner(
+            tokenizer=self.tokenizer,
+            prompts=Prompts(self.tokenizer, self.vocab_size),
+            grammars=Grammars(self.tokenizer.to_json, self.vocab_size, self.tokenizer.eos_token_ids),
+            limits=Limits(
+                max_model_len=self.max_model_len,
+                vocab_size=self.vocab_size,
+                max_num_seqs=self.engine.core.scheduler.max_num_seqs,
+                eos_token_ids=frozenset(self.tokenizer.eos_token_ids),
+            ),
+            tool_format=self.tool_format or format_of(self.tokenizer.chat_template),
+        )
+        object.__setattr__(self, "planner", planner)
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY_BYTES)
@@ -71,20 +84,16 @@ class Service:
         return app
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
-        asked = openai.decode(await http.read(), openai.ChatRequest)
-        self._check_model(asked.model)
-        tokens = await self._chat_tokens(http, asked.messages, asked.chat_template_kwargs)
-        answer = ChatAnswer(f"chatcmpl-{secrets.token_hex(12)}", self.model_id, int(time.time()))
-        return await self._generate(http, asked, tokens, answer)
+        body = await http.read()
+        asked = decode(body, ChatRequest)
+        generation = await self.planner.chat(asked, self._arrival(asked.model, body))
+        return await (generation.stream(http, self.engine) if asked.stream else generation.whole(self.engine))
 
     async def complete(self, http: web.Request) -> web.StreamResponse:
-        asked = openai.decode(await http.read(), openai.CompletionRequest)
-        self._check_model(asked.model)
-        prompt = openai.prompt_of(asked)
-        tokens = await self._text_tokens(http, prompt) if isinstance(prompt, str) else prompt
-        self._check_tokens(tokens, "prompt")
-        answer = CompletionAnswer(f"cmpl-{secrets.token_hex(12)}", self.model_id, int(time.time()))
-        return await self._generate(http, asked, tokens, answer)
+        body = await http.read()
+        asked = decode(body, CompletionRequest)
+        generation = await self.planner.completion(asked, self._arrival(asked.model, body))
+        return await (generation.stream(http, self.engine) if asked.stream else generation.whole(self.engine))
 
     async def models(self, http: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [self._described_model()]})
@@ -94,19 +103,23 @@ class Service:
         return web.json_response(self._described_model())
 
     async def tokenize(self, http: web.Request) -> web.Response:
-        asked = openai.decode(await http.read(), openai.TokenizeRequest)
+        body = await http.read()
+        asked = decode(body, TokenizeRequest)
         if (asked.prompt is None) == (asked.messages is None):
             raise bad_request("give either prompt or messages", "prompt")
-        if asked.messages is not None:
-            tokens = await self._chat_tokens(http, asked.messages, asked.chat_template_kwargs)
+        if asked.prompt is None:
+            tokens = await self.planner.prompts.of_chat(asked, len(body))
         else:
-            tokens = await self._text_tokens(http, asked.prompt or "")
-        return web.json_response({"tokens": tokens, "count": len(tokens), "max_model_len": self.max_model_len})
+            add_special_tokens = asked.add_special_tokens is not False
+            tokens = await self.planner.prompts.of_text(asked.prompt, "prompt", add_special_tokens=add_special_tokens)
+        texts = [self.tokenizer.token_bytes(token_id).decode(errors="replace") for token_id in tokens]
+        answer = {"count": len(tokens), "max_model_len": self.max_model_len, "tokens": tokens}
+        return web.json_response(answer | {"token_strs": texts if asked.return_token_strs else None})
 
     async def detokenize(self, http: web.Request) -> web.Response:
-        asked = openai.decode(await http.read(), openai.DetokenizeRequest)
-        self._check_tokens(asked.tokens, "tokens")
-        return web.json_response({"prompt": self.tokenizer.decode(asked.tokens)})
+        asked = decode(await http.read(), DetokenizeRequest)
+        tokens = await self.planner.prompts.of_text(asked.tokens, "tokens")
+        return web.json_response({"prompt": await asyncio.to_thread(self.tokenizer.decode, tokens)})
 
     async def health(self, http: web.Request) -> web.Response:
         if self.engine.is_stopped:
@@ -116,36 +129,9 @@ class Service:
     async def version(self, http: web.Request) -> web.Response:
         return web.json_response({"version": version("pointsman")})
 
-    async def _generate(
-        self, http: web.Request, asked: openai.GenerationRequest, tokens: list[int], answer: Answer
-    ) -> web.StreamResponse:
-        ends = frozenset(self.tokenizer.eos_token_ids)
-        request = Request(
-            id=answer.id,
-            prompt=tuple(tokens),
-            sampling=openai.sampling_of(asked, len(tokens), self.max_model_len, ends),
-            arrived_s=self.engine.clock(),
-            priority=asked.priority or 0,
-            salt=asked.cache_salt,
-        )
-        text = TextStream(self.tokenizer.decoder(), request.sampling.stop)
-        try:
-            with self.engine.submit(request, text) as outputs:
-                if asked.stream:
-                    return await _stream(http, outputs, answer, len(tokens), asked.wants_usage)
-                return await _whole(outputs, answer, len(tokens))
-        except EngineError as error:
-            raise _translate(error) from None
-
-    async def _chat_tokens(
-        self, http: web.Request, messages: list[dict[str, Any]], template_kwargs: dict[str, Any] | None
-    ) -> list[int]:
-        openai.check_chat(messages, template_kwargs)
-        render = partial(self.tokenizer.encode_chat, messages, **(template_kwargs or {}))
-        return await _tokenize(http, render, "messages")
-
-    async def _text_tokens(self, http: web.Request, prompt: str) -> list[int]:
-        return await _tokenize(http, partial(self.tokenizer.encode, prompt), "prompt")
+    def _arrival(self, model_id: str, body: bytes) -> Arrival:
+        self._check_model(model_id)
+        return Arrival(self.engine.clock(), len(body))
 
     def _check_model(self, model_id: str) -> None:
         if model_id != self.model_id:
@@ -155,12 +141,6 @@ class Service:
                 param="model",
                 code="model_not_found",
             )
-
-    def _check_tokens(self, tokens: list[int], param: str) -> None:
-        if not tokens:
-            raise bad_request(f"{param} is empty", param)
-        if max(tokens) >= self.vocab_size:
-            raise bad_request(f"{param}: token id {max(tokens)} is not below {self.vocab_size}", param)
 
     def _described_model(self) -> dict[str, Any]:
         return {
@@ -176,52 +156,6 @@ class Service:
     def _described(self) -> bytes:
         facts = {"model": self.model_id, "block_size": BLOCK_SIZE, "max_model_len": self.max_model_len}
         return msgspec.json.encode({**facts, **self.tokenizer.served()})
-
-
-async def _tokenize(http: web.Request, tokenize: Callable[[], list[int]], param: str) -> list[int]:
-    """On a thread when the text may be long."""
-    try:
-        if (http.content_length or MAX_BODY_BYTES) < _TOKENIZE_INLINE_BYTES:
-            return tokenize()
-        return await asyncio.to_thread(tokenize)
-    except PromptError as error:
-        raise bad_request(str(error), param) from None
-
-
-async def _stream(
-    http: web.Request, outputs: OutputStream, answer: Answer, num_prompt_tokens: int, wants_usage: bool
-) -> web.StreamResponse:
-    """The head goes out with the first token, so that a failure before it still has its own status."""
-    response = web.StreamResponse(headers=_STREAM_HEADERS)
-    try:
-        async for output in outputs:
-            events = answer.delta(output) if output.text or output.finish_reason else b""
-            if not response.prepared:
-                events = answer.opening() + events
-                await response.prepare(http)
-            if output.finish_reason is not None:
-                used = usage(num_prompt_tokens, output)
-                events += (answer.closing(used) if wants_usage else b"") + DONE
-            if events:
-                await response.write(events)
-    except EngineError as error:
-        if not response.prepared:
-            raise
-        await response.write(b"data: " + _translate(error).body() + b"\n\n" + DONE)
-    await response.write_eof()
-    return response
-
-
-async def _whole(outputs: OutputStream, answer: Answer, num_prompt_tokens: int) -> web.Response:
-    texts = []
-    async for output in outputs:
-        texts.append(output.text)
-    body = answer.whole("".join(texts), output, usage(num_prompt_tokens, output))
-    return web.Response(body=body, content_type="application/json")
-
-
-def _translate(error: EngineError) -> ApiError:
-    return ApiError(503 if error.is_stopped else 500, str(error))
 
 
 def _serves(render: Callable[[], bytes], content_type: str) -> Handler:

@@ -1,227 +1,199 @@
-"""OpenAI requests, from JSON to what the engine runs.
+"""The shapes of OpenAI's requests, with what vLLM adds to them.
 
-Knows the fields that clients send, which of them the engine honours, and how to say no by name. Must not know how
-requests are computed or how answers are written.
+Knows each field's name, type and range, and what a prompt may be. Must not know how requests are computed or how
+answers are written.
 """
 
-import re
-import secrets
-from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from engine.sampling import Sampling
-from engine.server.errors import ApiError, bad_request
+from engine.server.errors import bad_request
 
+MAX_TOP_LOGPROBS = 20
+MAX_PROMPTS = 1024
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 _Count = Annotated[int, Meta(ge=1)]
+_Flag = bool | None
 _Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_Bias = Annotated[float, Meta(ge=-100, le=100)]
+_TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+_Stop = Annotated[str, Meta(min_length=1, max_length=1024)]
 _Messages = Annotated[list[dict[str, Any]], Meta(min_length=1)]
-_TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
-
-_DEFAULT_COMPLETION_TOKENS = 16
-# Below this, dividing logits by the temperature overflows; the choice is the greedy one long before.
-_GREEDY_BELOW = 1e-5
-
-# What changes nothing in the answer: notes to the provider, caches and routers.
-_HINTS = frozenset(
-    {
-        *("user", "safety_identifier", "metadata", "store", "service_tier"),
-        *("prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls", "request_id"),
-    }
-)
-# What the engine lacks, with the values that ask for nothing; null never does.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "echo": (False,),
-    "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (True,),
-}
-_OF_UNKNOWN = (False,)
-_TEMPLATE_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
-
-_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
-_MISSING = re.compile(r"missing required field `(?P<field>\w+)`")
+_Object = dict[str, Any]
+_Choices = Annotated[list[str], Meta(min_length=1)]
 
 
-class StreamOptions(Struct):
-    include_usage: bool = False
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """`include_obfuscation` pads events against listeners; only its absence can be had here."""
+
+    include_usage: _Flag = False
+    include_obfuscation: Literal[False] | None = None
 
 
-class _Common(Struct, kw_only=True):
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """vLLM's own spelling of what an output must keep to; one of them."""
+
+    json: str | _Object | None = None
+    regex: str | None = None
+    choice: _Choices | None = None
+    grammar: str | None = None
+    json_object: _Flag = None
+
+
+class JsonSchemaFormat(Struct):
+    name: str | None = None
+    description: str | None = None
+    schema: _Object | bool | None = None
+    strict: _Flag = None
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class GenerationFields(Struct, kw_only=True):
+    """What both kinds of generation have in common."""
+
     model: str
-    stream: bool | None = False
+    stream: _Flag = False
     stream_options: StreamOptions | None = None
-    max_tokens: _Count | None = None
+    n: _Count | None = None
+    best_of: _Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    frequency_penalty: _Penalty | None = None
+    presence_penalty: _Penalty | None = None
+    logit_bias: dict[TokenId, _Bias] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     seed: _Seed | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[_TokenId] | None = None
-    ignore_eos: bool | None = False
+    stop: _Stop | Annotated[list[_Stop], Meta(max_length=64)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: _Flag = False
+    ignore_eos: _Flag = False
+    skip_special_tokens: _Flag = True
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | _Object | None = None
+    guided_regex: str | None = None
+    guided_choice: _Choices | None = None
+    guided_grammar: str | None = None
 
     @property
     def wants_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
 
 
-class ChatRequest(_Common, kw_only=True):
+class Function(Struct):
+    name: Annotated[str, Meta(pattern=r"^[\w.:-]{1,256}$")]
+    description: str | None = None
+    parameters: _Object | None = None
+    strict: _Flag = None
+
+
+class Tool(Struct):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Struct):
+    name: str
+
+
+class NamedTool(Struct):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(GenerationFields, kw_only=True):
     messages: _Messages
+    tools: list[_Object] | None = None
+    documents: list[_Object] | None = None
+    chat_template_kwargs: _Object | None = None
+    add_generation_prompt: _Flag = None
+    continue_final_message: _Flag = None
+    max_tokens: _Count | None = None
     max_completion_tokens: _Count | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: _Flag = False
+    top_logprobs: _TopLogprobs | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: _Flag = True
 
 
-class CompletionRequest(_Common, kw_only=True):
+class CompletionRequest(GenerationFields, kw_only=True):
+    """`max_tokens` may be 0 with `echo`: only the prompt is looked at."""
+
     prompt: str | list[Any]
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    logprobs: _TopLogprobs | None = None
+    echo: _Flag = False
+    add_special_tokens: _Flag = True
+
+
+class EmbeddingRequest(Struct, kw_only=True):
+    model: str
+    input: str | list[Any]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: _Count | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: str | None = None
 
 
 class TokenizeRequest(Struct, kw_only=True):
+    """Text as `prompt`, or a chat."""
+
     model: str | None = None
     prompt: str | None = None
+    add_special_tokens: _Flag = None
+    return_token_strs: _Flag = False
     messages: _Messages | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[_Object] | None = None
+    documents: list[_Object] | None = None
+    chat_template_kwargs: _Object | None = None
+    add_generation_prompt: _Flag = None
+    continue_final_message: _Flag = None
 
 
 class DetokenizeRequest(Struct, kw_only=True):
-    tokens: list[_TokenId]
+    tokens: list[TokenId]
     model: str | None = None
 
 
 GenerationRequest = ChatRequest | CompletionRequest
-_Shape = TypeVar("_Shape", bound=Struct)
+Prompt = str | list[int]
 
 
-def decode(body: bytes, shape: type[_Shape]) -> _Shape:
-    """Raises ApiError (400) naming the field that is missing, of a wrong type, or not supported."""
+def prompts_of(given: str | list[Any], param: str) -> list[Prompt]:
+    """Text, token ids, or a list of either. Raises ApiError (400)."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise bad_request(f"{param} is empty", param)
+    if not isinstance(given[0], str | list):
+        return [_token_ids(given, param)]
+    if len(given) > MAX_PROMPTS:
+        raise bad_request(f"{param} holds {len(given)} prompts; at most {MAX_PROMPTS} fit in one request", param)
+    return [
+        prompt if isinstance(prompt, str) else _token_ids(prompt, f"{param}[{index}]")
+        for index, prompt in enumerate(given)
+    ]
+
+
+def _token_ids(given: Any, param: str) -> list[int]:
     try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(f"the body is not valid JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise bad_request("the body must be a JSON object")
-    _refuse_unsupported(fields, frozenset(shape.__struct_fields__))
-    try:
-        return msgspec.convert(fields, shape)
+        return msgspec.convert(given, list[TokenId])
     except msgspec.ValidationError as error:
-        raise _wrong_field(str(error)) from None
-
-
-def sampling_of(
-    request: GenerationRequest, num_prompt_tokens: int, max_model_len: int, eos_token_ids: frozenset[int]
-) -> Sampling:
-    """Raises ApiError (400) when prompt and answer do not fit the context, or the limits contradict."""
-    max_tokens = _max_tokens(request, num_prompt_tokens, max_model_len)
-    min_tokens = request.min_tokens or 0
-    if min_tokens > max_tokens:
-        raise bad_request(f"min_tokens ({min_tokens}) is more than max_tokens ({max_tokens})", "min_tokens")
-    temperature = _or(request.temperature, 1.0)
-    return Sampling(
-        max_tokens=max_tokens,
-        seed=_or(request.seed, secrets.randbits(63)),
-        temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
-        top_p=_or(request.top_p, 1.0),
-        top_k=request.top_k if request.top_k and request.top_k > 0 else None,
-        min_p=_or(request.min_p, 0.0),
-        min_tokens=min_tokens,
-        eos_token_ids=frozenset() if request.ignore_eos else eos_token_ids,
-        stop_token_ids=frozenset(request.stop_token_ids or ()),
-        stop=_stop_strings(request.stop),
-    )
-
-
-def check_chat(messages: list[dict[str, Any]], template_kwargs: dict[str, Any] | None) -> None:
-    """What the shape leaves open. Raises ApiError (400)."""
-    for index, message in enumerate(messages):
-        if not isinstance(message.get("role"), str):
-            raise bad_request(f"messages[{index}].role must be a string", f"messages[{index}].role")
-    for name in _TEMPLATE_RESERVED & (template_kwargs or {}).keys():
-        raise bad_request(f"chat_template_kwargs must not set {name}", "chat_template_kwargs")
-
-
-def prompt_of(request: CompletionRequest) -> str | list[int]:
-    """The one prompt of a completion: text, token ids, or a list with one of these."""
-    prompt = request.prompt
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return prompt
-    if len(prompt) > 1 and any(isinstance(item, str | list) for item in prompt):
-        raise bad_request("several prompts in one request are not supported by this engine", "prompt")
-    try:
-        return msgspec.convert(prompt, list[_TokenId])
-    except msgspec.ValidationError as error:
-        raise bad_request(f"prompt must be text or token ids: {error}", "prompt") from None
-
-
-def _refuse_unsupported(fields: dict[str, Any], honoured: frozenset[str]) -> None:
-    for name in fields.keys() - honoured - _HINTS:
-        value = fields[name]
-        if value is not None and not _is_among(value, _NEUTRAL.get(name, _OF_UNKNOWN)):
-            raise bad_request(f"{name} is not supported by this engine", name, "unsupported_parameter")
-
-
-def _is_among(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Equal to one of them; but 0 is not False, nor 1 True."""
-    return any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in neutral)
-
-
-def _wrong_field(message: str) -> ApiError:
-    path = _PATH.search(message)
-    name = path["path"] if path else ""
-    if missing := _MISSING.search(message):
-        name = f"{name}.{missing['field']}" if name else missing["field"]
-        return bad_request(f"{name} is missing", name)
-    return bad_request(f"{name}: {_PATH.sub('', message)}", name)
-
-
-def _max_tokens(request: GenerationRequest, num_prompt_tokens: int, max_model_len: int) -> int:
-    room = max_model_len - num_prompt_tokens
-    asked = request.max_tokens
-    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
-        asked = request.max_completion_tokens
-    if room < 1 or (asked or 0) > room:
-        wish = f" and {asked} of answer" if asked else ""
-        raise bad_request(
-            f"the context is {max_model_len} tokens, too few for {num_prompt_tokens} of prompt{wish}",
-            "messages" if isinstance(request, ChatRequest) else "prompt",
-            "context_length_exceeded",
-        )
-    default = room if isinstance(request, ChatRequest) else min(room, _DEFAULT_COMPLETION_TOKENS)
-    return default if asked is None else asked
-
-
-def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if "" in strings:
-        raise bad_request("stop must not hold an empty string", "stop")
-    return strings
-
-
-_Value = TypeVar("_Value")
-
-
-def _or(value: _Value | None, default: _Value) -> _Value:
-    return default if value is None else value
+        raise bad_request(f"{param} must be text or token ids: {error}", param) from None

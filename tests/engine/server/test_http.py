@@ -202,7 +202,8 @@ async def test_a_stopped_engine_is_unhealthy_and_says_so(client: Client, engine:
         ("GET", "/v1/chat/completions", None, 405, None, "method_not_allowed"),
         ("GET", "/v1/models/nope", None, 404, "model", "model_not_found"),
         ("POST", "/v1/chat/completions", CHAT | {"model": "nope"}, 404, "model", "model_not_found"),
-        ("POST", "/v1/chat/completions", CHAT | {"n": 2}, 400, "n", "unsupported_parameter"),
+        ("POST", "/v1/chat/completions", CHAT | {"n": 9}, 400, "n", None),
+        ("POST", "/v1/chat/completions", CHAT | {"bad_words": ["x"]}, 400, "bad_words", "unsupported_parameter"),
         ("POST", "/v1/chat/completions", CHAT | {"max_tokens": -4}, 400, "max_tokens", None),
         ("POST", "/v1/chat/completions", CHAT | {"max_tokens": 99}, 400, "messages", "context_length_exceeded"),
         ("POST", "/v1/chat/completions", CHAT | {"messages": [{"content": "hello"}]}, 400, "messages[0].role", None),
@@ -245,7 +246,8 @@ async def test_the_clients_request_id_comes_back_if_it_is_sane(client: Client) -
 
 async def test_text_and_chats_become_tokens_and_back(client: Client, tokenizer: Tokenizer) -> None:
     text = await (await client.post("/tokenize", json={"prompt": "hello world"})).json()
-    assert text == {"tokens": tokenizer.encode("hello world"), "count": 6, "max_model_len": MAX_MODEL_LEN}
+    facts = {"count": 6, "max_model_len": MAX_MODEL_LEN, "token_strs": None}
+    assert text == {"tokens": tokenizer.encode("hello world"), **facts}
     chat = await (await client.post("/tokenize", json={"messages": CHAT["messages"]})).json()
     assert chat["tokens"] == tokenizer.encode_chat([{"role": "user", "content": "hello"}])
     back = await (await client.post("/detokenize", json={"tokens": text["tokens"]})).json()
