@@ -33,7 +33,9 @@ def _setting(default: Any, help: str, unit: str = "") -> Any:
 class Settings:
     """All settings of `pointsman serve`."""
 
-    replica: tuple[str, ...] = _setting((), "an engine replica: URL[,tokenizer=PATH][,api_key=KEY]; repeatable")
+    replica: tuple[str, ...] = _setting(
+        (), "an engine replica: URL[,tokenizer=PATH][,api_key=KEY][,kv=URL][,replay=URL][,ranks=N]; repeatable"
+    )
     host: str = _setting("127.0.0.1", "address of the data port")
     port: int = _setting(30000, "data port: inference over HTTP and SSE")
     workers: int = _setting(1, "router processes on this host that serve the data port together")

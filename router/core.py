@@ -162,11 +162,16 @@ class ReplicaState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """What discovery says of a replica. `url` has no trailing slash; `tokenizer` is a path on this host."""
+    """What discovery says of a replica. `url` has no trailing slash; `tokenizer` is a path on this host, or `engine`
+    where the replica's own /tokenize is asked. `kv` is where its KV events come from and `replay` where they can be had
+    again, both as URLs; `rank` is its data-parallel rank, where it is one of several."""
 
     url: str
     api_key: str | None = None
     tokenizer: str | None = None
+    kv: str | None = None
+    replay: str | None = None
+    rank: int | None = None
 
     @property
     def id(self) -> str:
@@ -189,6 +194,7 @@ class Replica:
     pool: Pool | None = None
     models: tuple[str, ...] = ()
     adapters: frozenset[str] = frozenset()
+    engine: str | None = None
     state: ReplicaState = ReplicaState.STARTING
     load: Load | None = None
     in_flight: int = 0

@@ -1,7 +1,7 @@
 """One demand's place: candidates, decision and lease in one synchronous step. The only caller of `reserve`, so every
 transport and every retry counts alike. Knows the rooms as callables and ports; nothing of waiting or of sockets."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from router.core import Decision, Demand, Lease, Pool, Replica, View
@@ -14,7 +14,8 @@ class Placement:
     """`ports.Placer` over the registry, the prefix index and a policy.
 
     `available(pool, now)`: the replicas that may be given work now. `any_ready(pool, tried)`: is there a ready one
-    outside `tried`, full or not? `reserve(demand, decision)`: the lease, counted at once.
+    outside `tried`, full or not? `reserve(demand, decision)`: the lease, counted at once. `on_device(blocks, matches)`:
+    of what each replica holds, the part that need not be fetched from host memory.
     """
 
     available: Callable[[Pool, float], Sequence[Replica]]
@@ -24,6 +25,7 @@ class Placement:
     policy: Policy
     clock: Clock
     outputs: OutputLengths = field(default_factory=OutputLengths)
+    on_device: Callable[[Sequence[int], Mapping[str, int]], Mapping[str, int]] | None = None
 
     def place(self, demand: Demand) -> Lease | None:
         view = self._view(demand)
@@ -47,4 +49,5 @@ class Placement:
         if not replicas:
             return None
         matches = self.index.match(demand.prompt.block_hashes)
-        return View(now, replicas, matches, matches, self.index.num_blocks, self.outputs.expect(demand))
+        device = matches if self.on_device is None else self.on_device(demand.prompt.block_hashes, matches)
+        return View(now, replicas, matches, device, self.index.num_blocks, self.outputs.expect(demand))

@@ -68,10 +68,10 @@ class BlockIndex:
             run = run.parent
         return depths
 
-    def match_device(self, block_hashes: Sequence[int]) -> Mapping[str, int]:
-        """As `match`, but only as far as blocks need not be fetched from host memory."""
+    def match_device(self, block_hashes: Sequence[int], matches: Mapping[str, int]) -> Mapping[str, int]:
+        """Of the `matches` of this chain, the leading blocks that need not be fetched from host memory."""
         if not self._has_host:
-            return self.match(block_hashes)
+            return matches
         run, depth = self._tree.deepest(block_hashes)
         path: list[tuple[Run, int]] = []
         while run is not None:
@@ -129,6 +129,16 @@ class BlockIndex:
             run = runs.get(block)
             if run is not None and (run.hosted if is_host else run.told) & bit:
                 self._drop_one(run, run.place(block), bit, is_host)
+        self._keep_in_bounds()
+
+    def move(self, replica_id: str, block: int, *, to_host: bool) -> None:
+        """The replica says that it holds this block in the other memory now."""
+        bit, run = self._replicas.known_bit(replica_id), self._tree.runs.get(block)
+        if run is None or not run.facts & bit:
+            return
+        run = self._isolate(run, run.place(block))
+        run.told, run.hosted = (run.told & ~bit, run.hosted | bit) if to_host else (run.told | bit, run.hosted & ~bit)
+        self._has_host |= to_host
         self._keep_in_bounds()
 
     def retract(self, replica_id: str, block_hashes: Sequence[int], num_kept: int = 0) -> None:
@@ -264,16 +274,21 @@ class BlockIndex:
     def _drop_one(self, run: Run, depth: int, bit: int, is_host: bool) -> None:
         if depth + 1 == run.end and not is_host and self._drop_last(run, bit):
             return
-        if depth + 1 < run.end:
-            run = self._cut(run, depth + 1)
-        if run.start < depth:
-            self._cut(run, depth)
+        run = self._isolate(run, depth)
         if is_host:
             run.hosted &= ~bit
         else:
             run.told &= ~bit
         if not run.facts & bit:
             self._lose(run, bit)
+
+    def _isolate(self, run: Run, depth: int) -> Run:
+        """A run of only this block."""
+        if depth + 1 < run.end:
+            run = self._cut(run, depth + 1)
+        if run.start < depth:
+            self._cut(run, depth)
+        return run
 
     def _drop_last(self, run: Run, bit: int) -> bool:
         """As engines free tails first, most often the end of a run moves and no run is made for one block."""

@@ -36,11 +36,19 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a replica serves: at least one base model. `block_size` in tokens, None while it is not known."""
+    """What a replica serves: at least one base model. `block_size` in tokens and `num_blocks` in its cache, None while
+    they are not known; `engine` is the kind of it, as `load.py` names them."""
 
     cards: tuple[Card, ...]
     block_size: int | None = None
     max_model_len: int | None = None
+    num_blocks: int | None = None
+    engine: str | None = None
+
+    @property
+    def kv_capacity_tokens(self) -> int | None:
+        """Tokens that its cache holds."""
+        return None if self.block_size is None or self.num_blocks is None else self.block_size * self.num_blocks
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ PATHS = ("/metrics", "/prometheus/metrics")  # the second is trtllm-serve's
 class Dialect:
     """Names of one engine's series. `marker` is a series that only its pages have.
 
-    `kv_used_ratio` lists names by age, newest first. The block size is a label of an info series, or a series itself.
+    `kv_used_ratio` lists names by age, newest first. Size and number of blocks are labels of an info series, or series.
     """
 
     name: str
@@ -31,6 +31,8 @@ class Dialect:
     kv_used_ratio: tuple[bytes, ...]
     block_size: bytes
     block_size_label: bytes | None = None
+    num_blocks: bytes | None = None
+    num_blocks_label: bytes | None = None
     queued_tokens: bytes | None = None
 
 
@@ -42,6 +44,8 @@ VLLM = Dialect(
     kv_used_ratio=(b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"),
     block_size=b"vllm:cache_config_info",
     block_size_label=b"block_size",
+    num_blocks=b"vllm:cache_config_info",
+    num_blocks_label=b"num_gpu_blocks",
 )
 SGLANG = Dialect(
     name="sglang",
@@ -51,6 +55,8 @@ SGLANG = Dialect(
     kv_used_ratio=(b"sglang:token_usage",),
     block_size=b"sglang:cache_config_info",
     block_size_label=b"page_size",
+    num_blocks=b"sglang:cache_config_info",
+    num_blocks_label=b"num_pages",
 )
 TENSORRT_LLM = Dialect(
     name="tensorrt-llm",
@@ -59,6 +65,7 @@ TENSORRT_LLM = Dialect(
     waiting=b"trtllm_num_requests_waiting",
     kv_used_ratio=(b"trtllm_kv_cache_utilization",),
     block_size=b"trtllm_kv_cache_tokens_per_block",
+    num_blocks=b"trtllm_kv_cache_max_blocks",
 )
 # Our engine speaks vLLM's names and adds one; so it stands first.
 POINTSMAN = replace(
@@ -109,13 +116,30 @@ def parse_load(page: bytes, now: float) -> Load | None:
 def parse_block_size(page: bytes) -> int | None:
     """Tokens per KV block; None where the page does not say."""
     dialect = _dialect(page)
-    if dialect is None:
+    return None if dialect is None else _count(page, dialect.block_size, dialect.block_size_label)
+
+
+def parse_num_blocks(page: bytes) -> int | None:
+    """KV blocks in device memory, of one data-parallel rank; None where the page does not say."""
+    dialect = _dialect(page)
+    if dialect is None or dialect.num_blocks is None:
         return None
-    if dialect.block_size_label is None:
-        values = _values(page, dialect.block_size)
+    return _count(page, dialect.num_blocks, dialect.num_blocks_label)
+
+
+def parse_engine(page: bytes) -> str | None:
+    """Which engine's page it is; None where we know no such engine."""
+    dialect = _dialect(page)
+    return None if dialect is None else dialect.name
+
+
+def _count(page: bytes, name: bytes, label: bytes | None) -> int | None:
+    """A number of 1 or more, in a label of an info series or as the series itself."""
+    if label is None:
+        values = _values(page, name)
         return int(values[0]) if values and values[0] >= 1 else None
-    for labels, _ in _samples(page, dialect.block_size):
-        text = _label(labels, dialect.block_size_label)
+    for labels, _ in _samples(page, name):
+        text = _label(labels, label)
         if text.isdigit() and int(text) > 0:
             return int(text)
     return None

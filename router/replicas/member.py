@@ -39,6 +39,8 @@ class Member:
         self.must_identify = False
         self.replica.models = identity.models
         self.replica.adapters = identity.adapters
+        self.replica.engine = identity.engine
+        self.replica.kv_capacity_tokens = identity.kv_capacity_tokens or self.replica.kv_capacity_tokens
 
     def relist(self, cards: tuple[Card, ...], now: float) -> bool:
         """Take in a newer model list. True when adapters differ; another base model sets `must_identify` instead."""

@@ -18,7 +18,7 @@ from router.errors import BadAnswer, UpstreamError
 from router.ports import Clock
 from router.replicas.health import probe
 from router.replicas.identify import Identity, TokenizerDocument, identify, list_models
-from router.replicas.load import find_page, parse_block_size, parse_load, read_page
+from router.replicas.load import find_page, parse_block_size, parse_engine, parse_load, parse_num_blocks, read_page
 from router.replicas.member import Member
 
 log = logging.getLogger(__name__)
@@ -108,8 +108,10 @@ class Watch:
         spec = member.replica.spec
         identity, document = await identify(self.session, spec, self.pace.identify_timeout_s)
         page = await self._find_page(member)
-        if identity.block_size is None and page is not None:
-            identity = replace(identity, block_size=parse_block_size(page))
+        if page is not None:
+            block_size = identity.block_size or parse_block_size(page)
+            num_blocks, engine = parse_num_blocks(page), parse_engine(page)
+            identity = replace(identity, block_size=block_size, num_blocks=num_blocks, engine=engine)
         self.on_identified(member, identity, document)
 
     async def _relist(self, member: Member) -> None:

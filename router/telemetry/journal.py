@@ -1,6 +1,8 @@
 """What happened to each request: counts it and logs one line. Knows metrics and log fields; decides nothing."""
 
 import logging
+import time
+from collections.abc import Callable
 
 from router.core import Lease, Outcome, Request, Usage
 from router.errors import PointsmanError
@@ -8,11 +10,22 @@ from router.telemetry.metrics import Metrics
 
 
 class Journal:
-    """Told by the proxy at its joints. One log line a request, when it ended; never prompts or answers."""
+    """Told by the proxy at its joints. One log line a request, when it ended; never prompts or answers.
 
-    def __init__(self, metrics: Metrics, logger: logging.Logger) -> None:
+    `failed(lease, now)` and `answered(lease, usage, now)` are told of each attempt's end, to learn from it.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        logger: logging.Logger,
+        failed: Callable[[Lease, float], None] = lambda *_: None,
+        answered: Callable[[Lease, Usage, float], None] = lambda *_: None,
+    ) -> None:
         self._metrics = metrics
         self._logger = logger
+        self._failed = failed
+        self._answered = answered
         self._is_logging = logger.isEnabledFor(logging.INFO)
 
     def placed(self, lease: Lease) -> None:
@@ -22,6 +35,8 @@ class Journal:
 
     def attempted(self, lease: Lease) -> None:
         self._metrics.attempts.add((lease.replica.id, lease.outcome or Outcome.CLIENT_GONE))
+        if lease.outcome is not Outcome.OK:
+            self._failed(lease, time.monotonic())
 
     def retried(self, error: PointsmanError) -> None:
         self._metrics.retries.add((error.code or error.type,))
@@ -38,6 +53,8 @@ class Journal:
         if usage.first_token_s is not None:
             self._metrics.first_byte.observe(usage.first_token_s, (model,))
         self._count_tokens(model, usage)
+        if lease is not None and lease.outcome is Outcome.OK:
+            self._answered(lease, usage, time.monotonic())
         if self._is_logging:
             self._logger.info("request", extra={"fields": _fields(request, lease, status, usage, outcome)})
 

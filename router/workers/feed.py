@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from router.config import Settings
 from router.core import Pool, Replica
-from router.replicas.discovery.static import StaticDiscovery, parse_replica
+from router.replicas.discovery.static import StaticDiscovery, parse_replicas
 from router.replicas.identify import TokenizerDocument
 from router.replicas.member import Member
 from router.replicas.registry import Registry
@@ -95,7 +95,7 @@ class Feed:
 
     def _new_registry(self, settings: Settings) -> Registry:
         return Registry(
-            StaticDiscovery([parse_replica(text) for text in settings.replica]),
+            StaticDiscovery([spec for text in settings.replica for spec in parse_replicas(text)]),
             on_change=lambda: None,
             on_lost=self._lost,
             on_identified=self._identified,

@@ -2,13 +2,16 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import SplitResult, urlsplit
 
 from router.core import ReplicaSpec
 
-OPTIONS = ("tokenizer", "api_key")
-FORM = "URL[,tokenizer=PATH][,api_key=KEY]"
+OPTIONS = ("tokenizer", "api_key", "kv", "replay", "ranks")
+FORM = "URL[,tokenizer=PATH][,api_key=KEY][,kv=EVENTS_URL|auto][,replay=URL][,ranks=N]"
+# ZMQ, what is polled, and our own engine's gRPC.
+EVENT_SCHEMES = ("tcp", "ipc", "http", "https", "grpc")
+MOST_RANKS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +32,53 @@ class StaticDiscovery:
 
 def parse_replica(text: str) -> ReplicaSpec:
     """From `http://a:8000,tokenizer=PATH,api_key=KEY`. Raises ValueError that says what is wrong, never the key."""
+    specs = parse_replicas(text)
+    if len(specs) > 1:
+        raise ValueError(f"replica `{specs[0].url}`: `ranks` makes several of it")
+    return specs[0]
+
+
+def parse_replicas(text: str) -> list[ReplicaSpec]:
+    """As `parse_replica`; `ranks=N` stands for N replicas, whose ports follow each other. Raises ValueError."""
     first, *options = (part.strip() for part in text.strip().split(","))
     url = _parse_url(first)
-    return ReplicaSpec(url, **_parse_options(url, options))
+    named = _parse_options(url, options)
+    num_ranks = _parse_ranks(url, named.pop("ranks", None))
+    _check_events(url, named)
+    spec = ReplicaSpec(url, named.get("api_key"), named.get("tokenizer"), named.get("kv"), named.get("replay"))
+    return [spec] if num_ranks is None else [_of_rank(spec, rank) for rank in range(num_ranks)]
+
+
+def _parse_ranks(url: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_RANKS:
+        raise ValueError(f"replica `{url}`: `ranks` must be a number from 1 to {MOST_RANKS}, not `{text}`")
+    return int(text)
+
+
+def _check_events(url: str, named: dict[str, str]) -> None:
+    kv, replay = named.get("kv"), named.get("replay")
+    if kv is not None and kv != "auto" and urlsplit(kv).scheme not in EVENT_SCHEMES:
+        raise ValueError(f"replica `{url}`: `kv` must be auto or a URL of {', '.join(EVENT_SCHEMES)}, not `{kv}`")
+    if replay is not None and (kv is None or urlsplit(kv).scheme not in ("tcp", "ipc")):
+        raise ValueError(f"replica `{url}`: `replay` goes with `kv=tcp://...`")
+    if replay is not None and urlsplit(replay).scheme not in ("tcp", "ipc"):
+        raise ValueError(f"replica `{url}`: `replay` must be a URL of tcp or ipc, not `{replay}`")
+
+
+def _of_rank(spec: ReplicaSpec, rank: int) -> ReplicaSpec:
+    """Engines give each data-parallel rank the ports after those of the one before."""
+    kv = None if spec.kv is None or spec.kv == "auto" else _next_port(spec.url, spec.kv, rank)
+    replay = None if spec.replay is None else _next_port(spec.url, spec.replay, rank)
+    return replace(spec, url=_next_port(spec.url, spec.url, rank), kv=kv or spec.kv, replay=replay, rank=rank)
+
+
+def _next_port(replica: str, url: str, rank: int) -> str:
+    before, colon, port = url.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise ValueError(f"replica `{replica}`: with `ranks`, `{url}` must end with a port")
+    return f"{before}:{int(port) + rank}"
 
 
 def _parse_url(text: str) -> str:

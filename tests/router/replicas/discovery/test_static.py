@@ -1,7 +1,7 @@
 import pytest
 
 from router.core import ReplicaSpec
-from router.replicas.discovery.static import StaticDiscovery, parse_replica
+from router.replicas.discovery.static import StaticDiscovery, parse_replica, parse_replicas
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,11 @@ from router.replicas.discovery.static import StaticDiscovery, parse_replica
         ("HTTP://A:8000", ReplicaSpec("http://a:8000")),
         ("http://[::1]:8000", ReplicaSpec("http://[::1]:8000")),
         ("http://a:1,tokenizer=/m/t.json", ReplicaSpec("http://a:1", tokenizer="/m/t.json")),
+        (
+            "http://a:1,kv=tcp://a:5557,replay=tcp://a:5558",
+            ReplicaSpec("http://a:1", kv="tcp://a:5557", replay="tcp://a:5558"),
+        ),
+        ("http://a:1,kv=auto", ReplicaSpec("http://a:1", kv="auto")),
         (" http://a:1 , api_key = k=v , tokenizer=t ", ReplicaSpec("http://a:1", api_key="k=v", tokenizer="t")),
     ],
 )
@@ -38,11 +43,26 @@ def test_a_replica_is_read_from_text(text: str, spec: ReplicaSpec) -> None:
         ("http://a,tokenizer", "option 1 is not key=value"),
         ("http://a,tokenizer=", "`tokenizer` has no value"),
         ("http://a,api_key=a,api_key=b", "`api_key` is given twice"),
+        ("http://a,kv=a:5557", "`kv` must be auto or a URL of tcp, ipc, http, https, grpc, not `a:5557`"),
+        ("http://a,replay=tcp://a:1", "`replay` goes with `kv=tcp://...`"),
+        ("http://a,kv=tcp://a:1,replay=http://a:1", "`replay` must be a URL of tcp or ipc"),
+        ("http://a,ranks=0", "`ranks` must be a number from 1 to 1024, not `0`"),
+        ("http://a:1,ranks=2", "`ranks` makes several of it"),
     ],
 )
 def test_a_wrong_text_is_refused_with_its_reason(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words.replace("?", r"\?").replace("/", "/")):
         parse_replica(text)
+
+
+def test_data_parallel_ranks_are_replicas_of_their_own_whose_ports_follow_each_other() -> None:
+    assert parse_replicas("http://a:8000,kv=tcp://a:5557,replay=tcp://a:6000,ranks=3") == [
+        ReplicaSpec(f"http://a:{8000 + rank}", None, None, f"tcp://a:{5557 + rank}", f"tcp://a:{6000 + rank}", rank)
+        for rank in range(3)
+    ]
+    assert [spec.kv for spec in parse_replicas("http://a:8000,kv=auto,ranks=2")] == ["auto", "auto"]
+    with pytest.raises(ValueError, match="must end with a port"):
+        parse_replicas("http://a,ranks=2")
 
 
 @pytest.mark.parametrize("text", ["http://me:secret@a,x=1", "http://a,api_key=some,secret"])
