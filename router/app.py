@@ -21,6 +21,7 @@ from router.admission.gate import Gate
 from router.admission.queue import LocalQueue
 from router.config import ConfigError, Settings
 from router.core import Decision, Demand, Headers, Lease, Outcome, Pool, Replica, Request
+from router.errand import Errand
 from router.placement import Placement
 from router.plugins import PluginError
 from router.ports import Flow, Reply
@@ -114,7 +115,7 @@ class Router:
     def retire(self) -> None:
         """Another process has taken our place: every answer from now on is the last of its connection."""
         if self.port is not None:
-            self.port.handle = self._handle_last
+            self.port.begin = self._begin_last
             self.port.limits = replace(self.port.limits, idle_timeout_s=LAST_IDLE_S)
 
     @property
@@ -260,8 +261,8 @@ class Router:
         self.sharing.dispatched(demand, decision, lease.taken_at)
         return lease
 
-    async def _handle_last(self, request: Request, reply: Reply) -> None:
-        await self.proxy.handle(request, LastReply(reply))
+    def _begin_last(self, request: Request, reply: Reply) -> Errand:
+        return self.proxy.begin(request, LastReply(reply))
 
     async def _known(self, model: str, deadline: float) -> tuple[Pool, str | None]:
         """Nobody waits for a replica to say what it serves for longer than for a place on it."""
@@ -295,7 +296,7 @@ class Router:
         settings, make_handler = self.settings, runner.server
         assert make_handler is not None  # set by `setup`
         return DataPort(
-            self.proxy.handle,
+            self.proxy.begin,
             make_handler,
             lambda status: self.metrics.requests.add(("none", "rejected", str(status))),
             time.monotonic,

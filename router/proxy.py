@@ -13,6 +13,7 @@ import msgspec
 from router import headers
 from router.admission.gate import Gate
 from router.core import Attempt, Demand, Lease, Outcome, Pool, Prompt, Request
+from router.errand import Errand, own_task
 from router.errors import ContextTooLong, Draining, PointsmanError
 from router.openai import without_field
 from router.ports import Clock, Placer, PromptReader, Queue, Reply, Upstream
@@ -55,15 +56,23 @@ class Proxy:
     journal: Journal
     open_relays: set[Relay]
 
+    def begin(self, request: Request, reply: Reply) -> Errand:
+        """Serve one request: here as far as that goes without waiting, then on its own."""
+        relay = Relay(request, reply, self.clock, self.times)
+        errand = relay.errand = Errand(self._serve(request, relay))
+        return errand.step()
+
     async def handle(self, request: Request, reply: Reply) -> None:
         """Serve one request to its end. Raises only CancelledError."""
-        relay = Relay(request, reply, self.clock, self.times)
+        await self.begin(request, reply).wait()
+
+    async def _serve(self, request: Request, relay: Relay) -> None:
         self.open_relays.add(relay)
         outcome = Outcome.REJECTED
         try:
             self.gate.enter()
             try:
-                await self._serve(request, relay)
+                await self._answer(request, relay)
             finally:
                 self.gate.leave()
             outcome = Outcome.OK
@@ -81,9 +90,9 @@ class Proxy:
             self.open_relays.discard(relay)
             self.journal.ended(request, relay.lease, relay.status, relay.usage, outcome)
 
-    async def _serve(self, request: Request, relay: Relay) -> None:
+    async def _answer(self, request: Request, relay: Relay) -> None:
         self.budget.earn()
-        pool, adapter = self.find(request.model) or await self.known(request.model, request.deadline)
+        pool, adapter = self.find(request.model) or await self._known(request)
         prompt = await self.prompts.read(request, pool, adapter)
         _check_length(request, prompt, pool)
         demand = Demand(request, pool, prompt, adapter)
@@ -94,6 +103,10 @@ class Proxy:
             if error is None:
                 return
             demand = await self._next(demand, lease, relay, error)
+
+    async def _known(self, request: Request) -> tuple[Pool, str | None]:
+        await own_task()
+        return await self.known(request.model, request.deadline)
 
     async def _attempt(self, lease: Lease, relay: Relay) -> PointsmanError | None:
         """Carry the answer of one replica. The lease ends with the body, not with the head: the replica is busy."""

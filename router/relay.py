@@ -8,10 +8,9 @@ import asyncio
 from dataclasses import dataclass
 from enum import Enum
 
-import msgspec
-
 from router import headers, openai
 from router.core import Attempt, Headers, Lease, Outcome, Request, Usage
+from router.errand import Ending, Errand, own_task
 from router.errors import (
     BadAnswer,
     ConnectionCut,
@@ -75,20 +74,23 @@ class Incoming:
         return UpstreamStatus(self.status, body, retry_after_s=wait_s)
 
 
+_NOTHING = Incoming(0.0)
+
+
 class Relay:
-    """Create it inside the task that serves the request: a client that leaves cancels that task."""
+    """`errand` is the request's, set as soon as there is one: a client that leaves cancels it."""
 
     __slots__ = (
         "_attempt",
         "_clock",
-        "_done",
+        "_ending",
         "_exchange",
         "_incoming",
         "_last_sent",
         "_paused_at",
         "_reply",
-        "_task",
         "_times",
+        "errand",
         "first_byte_at",
         "is_client_gone",
         "lease",
@@ -107,13 +109,13 @@ class Relay:
         self._reply = reply
         self._clock = clock
         self._times = times
-        self._task = asyncio.current_task()
+        self.errand: Errand | None = None
         self._last_sent = request.arrived
         self._paused_at: float | None = None
         self._attempt: Attempt | None = None
         self._exchange: Exchange | None = None
-        self._done: asyncio.Future[None] | None = None
-        self._incoming = Incoming(clock())
+        self._ending: Ending | None = None
+        self._incoming = _NOTHING
         reply.bind(self)
 
     # for the proxy
@@ -123,12 +125,15 @@ class Relay:
         self._incoming = Incoming(self._clock())
         self.first_byte_at = None  # an attempt before this one may have begun an event and not ended it
         self.lease, self._attempt = lease, attempt
-        self._done = asyncio.get_running_loop().create_future()
+        self._ending = Ending(loop=asyncio.get_running_loop())
         try:
-            self._exchange = upstream.open_now(attempt, self) or await upstream.open(attempt, self)
+            self._exchange = upstream.open_now(attempt, self)
+            if self._exchange is None:
+                await own_task()
+                self._exchange = await upstream.open(attempt, self)
             if self._paused_at is not None:
                 self._exchange.pause()
-            await self._done
+            await self._ending
         finally:
             self._detach()
 
@@ -166,7 +171,10 @@ class Relay:
         found = self._incoming.usage
         arrived = self.request.arrived
         first_s = None if self.first_byte_at is None else self.first_byte_at - arrived
-        return msgspec.structs.replace(found or Usage(), first_token_s=first_s, total_s=self._clock() - arrived)
+        total_s = self._clock() - arrived
+        if found is None:
+            return Usage(first_token_s=first_s, total_s=total_s)
+        return Usage(found.prompt_tokens, found.cached_tokens, found.output_tokens, first_s, total_s)
 
     def tick(self, now: float) -> None:
         """Look at the clock, a few times a second: deadline, silence of either side, heartbeat."""
@@ -190,16 +198,16 @@ class Relay:
 
     def resume(self) -> None:
         self._paused_at = None
-        self._incoming.last_byte_at = self._clock()
         if self._exchange is not None:
+            self._incoming.last_byte_at = self._clock()
             self._exchange.resume()
 
     def gone(self) -> None:
         self.is_client_gone = True
         self.phase = Phase.ENDED
         self._detach()
-        if self._task is not None:
-            self._task.cancel()
+        if self.errand is not None:
+            self.errand.cancel()
 
     # Sink: what comes from the replica
 
@@ -227,7 +235,9 @@ class Relay:
         else:
             whole = answer.events.feed(payload)
         if whole:
-            self._send(whole, framed if whole is payload else None)
+            if self.phase is not Phase.FLOWING:
+                self._open_reply()
+            self._reply.write(whole, framed if whole is payload else None)
 
     def on_end(self) -> None:
         answer = self._incoming
@@ -252,12 +262,6 @@ class Relay:
         if self.lease is not None:
             self.lease.start()
 
-    def _send(self, payload: bytes, framed: bytes | None) -> None:
-        if self.phase is not Phase.FLOWING:
-            self._open_reply()
-        if payload:
-            self._reply.write(payload, framed)
-
     def _open_reply(self) -> None:
         """The head, or where that went out early, who answers and why as comments."""
         was, self.phase = self.phase, Phase.FLOWING
@@ -273,10 +277,12 @@ class Relay:
                 self._reply.write(openai.sse_comment(f"{name}: {value}"))
 
     def _finish(self) -> None:
-        self._send(b"", None)
+        if self.phase is not Phase.FLOWING:
+            self._open_reply()
         self.phase = Phase.ENDED
-        self._reply.end(Outcome.OK, is_complete=True)
+        # First: the reply's end may begin the client's next request, which counts on what this one gives back.
         self._settle(None)
+        self._reply.end(Outcome.OK, is_complete=True)
 
     def _fail_with_status(self, error: PointsmanError) -> None:
         body, fields = openai.error_body(error), headers.JSON
@@ -316,12 +322,8 @@ class Relay:
             self._settle(error)
 
     def _settle(self, error: PointsmanError | None) -> None:
-        if self._done is None or self._done.done():
-            return
-        if error is None:
-            self._done.set_result(None)
-        else:
-            self._done.set_exception(error)
+        if self._ending is not None:
+            self._ending.settle(error)
 
     def _detach(self) -> None:
         self._attempt = None

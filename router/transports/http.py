@@ -5,12 +5,13 @@ served on a connection, others wait their turn. It keeps reading meanwhile: that
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from router import openai
 from router.core import Request, Surface
+from router.errand import Errand
 from router.errors import InvalidRequest, MethodNotAllowed, PointsmanError, UnknownRoute
 from router.headers import request_id
 from router.heads import KnownHeads, learn_request
@@ -19,7 +20,7 @@ from router.transports.loan import Loan
 from router.transports.reader import Message, RequestReader
 from router.transports.reply import HttpReply, encode_head
 
-Handle = Callable[[Request, HttpReply], Coroutine[Any, Any, None]]
+Begin = Callable[[Request, HttpReply], Errand]
 
 _SURFACES: dict[str, Surface] = {surface: surface for surface in Surface}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -48,23 +49,22 @@ class SlowRequest(InvalidRequest):
 
 
 class DataPort:
-    """All client connections of one process. `open_web` makes an aiohttp handler; `refused(status)` is told of
-    requests that never reached the proxy."""
+    """All client connections of one process. `begin` serves a request; `open_web` makes an aiohttp handler;
+    `refused(status)` is told of requests that never reached the proxy."""
 
     def __init__(
         self,
-        handle: Handle,
+        begin: Begin,
         open_web: Callable[[], asyncio.Protocol],
         refused: Callable[[int], None],
         clock: Clock,
         limits: PortLimits,
     ) -> None:
-        self.handle = handle
+        self.begin = begin
         self.open_web = open_web
         self.refused = refused
         self.clock = clock
         self.limits = limits
-        self.loop = asyncio.get_running_loop()
         self.known = KnownHeads(learn_request)
         self.connections: set[ClientConnection] = set()
 
@@ -77,9 +77,10 @@ class DataPort:
     async def close(self) -> None:
         """Cancel what is still served, and close every connection."""
         serving = [connection.serving for connection in self.connections if connection.serving is not None]
-        for task in serving:
-            task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
+        for errand in serving:
+            errand.cancel()
+        for errand in serving:
+            await errand.wait()
         for connection in list(self.connections):
             connection.close()
 
@@ -90,10 +91,10 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, port: DataPort) -> None:
         self._port = port
         self._reader = RequestReader(port.limits.max_body_bytes, self._on_expect, port.known)
-        self.serving: asyncio.Task[None] | None = None
+        self.serving: Errand | None = None
         self._reply: HttpReply | None = None
         self._loan: Loan | None = None
-        self._is_busy = self._is_lingering = False
+        self._is_busy = self._is_lingering = self._is_in_turn = False
         self._is_reading_paused = self._is_writing_paused = False
         self._since = port.clock()
 
@@ -163,7 +164,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def _is_free(self) -> bool:
         """No answer is under way or unread: an answer hears that its client reads slowly only if it began before."""
-        return not self._is_busy and not self._is_writing_paused
+        return not (self._is_busy or self._is_writing_paused or self._is_lingering)
 
     @property
     def _is_backlog_full(self) -> bool:
@@ -171,14 +172,20 @@ class ClientConnection(asyncio.Protocol):
         return len(reader.waiting) > MAX_BACKLOG_REQUESTS or reader.num_bytes > MAX_BACKLOG_BYTES
 
     def _serve_next(self) -> None:
-        waiting = self._reader.waiting
-        while waiting and self._is_free and not self._transport.is_closing():
-            item = waiting.popleft()
-            if isinstance(item, Message):
-                self._serve(item)
-            else:
-                self._refuse(item.error)
-                return
+        """Those that wait, as long as each is answered at once. An answer that ends in here goes on with the loop and
+        not with another one in it: there may be very many."""
+        if self._is_in_turn:
+            return
+        waiting, self._is_in_turn = self._reader.waiting, True
+        try:
+            while waiting and self._is_free and not self._transport.is_closing():
+                item = waiting.popleft()
+                if isinstance(item, Message):
+                    self._serve(item)
+                else:
+                    self._refuse(item.error)
+        finally:
+            self._is_in_turn = False
         if self._is_reading_paused and self._is_free:
             self._is_reading_paused = False
             self._transport.resume_reading()
@@ -198,7 +205,8 @@ class ClientConnection(asyncio.Protocol):
         self._reply = HttpReply(
             self._transport, self._free, keeps_alive=head.keeps_alive, is_http10=head.version == "1.0"
         )
-        self.serving = port.loop.create_task(port.handle(request, self._reply))
+        errand = port.begin(request, self._reply)
+        self.serving = errand if self._is_busy else None
 
     def _lend(self, message: Message) -> None:
         if self._loan is None:
@@ -207,7 +215,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _free(self, may_go_on: bool) -> None:
         """The answer is written: on to the next request, or the end."""
-        self._reply = None
+        self._reply = self.serving = None
         self._is_busy = False
         self._since = self._port.clock()
         if may_go_on:

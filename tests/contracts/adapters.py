@@ -160,7 +160,7 @@ class HttpReplies:
         assert runner.server is not None
         self.refused: list[int] = []
         self.port = DataPort(
-            self.station.proxy.handle, runner.server, self.refused.append, self.station.clock, self.limits
+            self.station.proxy.begin, runner.server, self.refused.append, self.station.clock, self.limits
         )
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from router.core import Attempt, Decision, Lease, Outcome
+from router.errand import Errand, State, own_task
 from router.errors import (
     BadAnswer,
     ConnectFailed,
@@ -30,26 +31,28 @@ USAGE = b'"usage":{"prompt_tokens":7,"completion_tokens":3,"prompt_tokens_detail
 
 @dataclass(eq=False)
 class Desk:
-    """A relay at work. `carry` starts an attempt in a task of its own, as each request has one."""
+    """A relay at work. `carry` starts an attempt in an errand of its own, as each request has one."""
 
     is_stream: bool = True
     clock: FakeClock = field(default_factory=FakeClock)
     reply: FakeReply = field(default_factory=FakeReply)
     upstream: FakeUpstream = field(default_factory=FakeUpstream)
     started: list[Lease] = field(default_factory=list)
-    task: "asyncio.Task[None] | None" = None
+    errand: Errand | None = None
 
     async def open(self) -> "Desk":
         made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.wanted: asyncio.Queue[str] = asyncio.Queue()
-        self.task = asyncio.ensure_future(self._serve(made))
+        self.errand = Errand(self._serve(made)).step()
         await made
         return self
 
     async def _serve(self, made: "asyncio.Future[None]") -> None:
-        """The relay belongs to this task: a client that leaves cancels it."""
+        """The relay belongs to this errand: a client that leaves cancels it."""
+        await own_task()
         request = make_request(arrived=self.clock(), deadline=self.clock() + 600.0, is_stream=self.is_stream)
         self.relay = Relay(request, self.reply, self.clock, RelayTimes(10.0, 15.0))
+        self.relay.errand = self.errand
         made.set_result(None)
         while True:
             name = await self.wanted.get()
@@ -93,9 +96,9 @@ async def whole() -> AsyncIterator[Desk]:
 
 
 async def close(desk: Desk) -> None:
-    assert desk.task is not None
-    desk.task.cancel()
-    await asyncio.gather(desk.task, return_exceptions=True)
+    assert desk.errand is not None
+    desk.errand.cancel()
+    await desk.errand.wait()
 
 
 async def test_an_event_is_written_in_the_call_that_brings_it(desk: Desk) -> None:
@@ -192,8 +195,8 @@ async def test_a_client_that_leaves_detaches_the_attempt_before_the_call_returns
     assert desk.relay.phase is Phase.ENDED
     desk.relay.gone()
     await turns()
-    assert desk.task is not None
-    assert desk.task.cancelled()
+    assert desk.errand is not None
+    assert desk.errand.state is State.ENDED
 
 
 async def test_a_client_that_leaves_while_connecting_cancels_that(desk: Desk) -> None:

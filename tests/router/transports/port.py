@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from router.core import Headers, Outcome, Request
+from router.errand import Errand
 from router.transports.http import ClientConnection, DataPort, PortLimits
 from router.transports.reply import HttpReply
 from tests.contracts.adapters import HttpClient
@@ -95,7 +96,7 @@ class OpenPort:
     async def serving(self) -> AsyncIterator["OpenPort"]:
         await self._runner.setup()
         assert self._runner.server is not None
-        self.port = DataPort(self._handle, self._runner.server, self.refused.append, self.clock, self._limits)
+        self.port = DataPort(self._begin, self._runner.server, self.refused.append, self.clock, self._limits)
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: _CountedConnection(self), "127.0.0.1", 0)
         self._address = server.sockets[0].getsockname()
@@ -128,6 +129,9 @@ class OpenPort:
         wanted = self.num_received + len(data)
         client.send(data)
         await until(lambda: self.num_received == wanted)
+
+    def _begin(self, request: Request, reply: HttpReply) -> Errand:
+        return Errand(self._handle(request, reply)).step()
 
     async def _handle(self, request: Request, reply: HttpReply) -> None:
         call = Call(request, reply)
