@@ -13,10 +13,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from router import pages
-from router.app import Router, open_admin
+from router.admission.keyring import Keyring
+from router.app import Router
 from router.config import Settings
 from router.errors import PointsmanError
+from router.listening import open_admin
 from router.supervisor import RestartFailed, Supervisor
+from router.transports.keypages import add_key_routes, guard
 from router.transports.web import UnknownReplica, Views, admin_routes
 from router.workers.figures import Totals, merge_replicas, render
 from router.workers.frames import Family
@@ -40,7 +43,7 @@ def open_front(settings: Settings, logger: logging.Logger) -> Front:
     if settings.workers == 1:
         return Front(router.run, lambda: pages.readiness(router), router.registry.models)
     supervisor = Supervisor(settings)
-    company = Company(supervisor)
+    company = Company(supervisor, router.keyring)
 
     async def run(stop: asyncio.Event, on_open: Callable[[], None]) -> None:
         async with open_admin(company_routes(company), settings):
@@ -66,7 +69,9 @@ def company_routes(company: "Company") -> web.Application:
         metrics=company.metrics,
     )
     app = admin_routes(views)
+    app.middlewares.append(guard(company.keyring))
     app.middlewares.append(company.middleware())
+    add_key_routes(app, company.keyring)
     app.router.add_post("/admin/workers/restart", company.restart)
     return app
 
@@ -74,8 +79,9 @@ def company_routes(company: "Company") -> web.Application:
 class Company:
     """A method for each page."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor: Supervisor, keyring: Keyring) -> None:
         self._supervisor = supervisor
+        self.keyring = keyring
 
     def middleware(self) -> Middleware:
         """Fresh reports before a page is made, and an order in force before it is answered."""

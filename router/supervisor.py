@@ -12,8 +12,8 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from router.app import names_port
 from router.config import ConfigError, Settings
+from router.listening import names_port
 from router.processes import GRACE_S, Process
 from router.workers import doors
 from router.workers.board import Board

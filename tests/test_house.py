@@ -18,9 +18,9 @@ LAYERS = [
     {"admission", "routing", "prefix", "replicas", "upstream"},
     {"proxy", "relay", "placement", "workers"},
     {"transports"},
-    {"app", "pages"},
+    {"app", "listening", "pages"},
     {"child", "processes", "supervisor", "company"},
-    {"cli", "up", "engines", "chat", "admin", "__main__"},
+    {"cli", "up", "engines", "chat", "admin", "keycommands", "__main__"},
 ]
 ROOMS = LAYERS[2]
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

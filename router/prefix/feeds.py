@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Union
 from urllib.parse import urlsplit
 
 import zmq.asyncio
@@ -12,10 +13,12 @@ import zmq.asyncio
 from router.core import ReplicaSpec
 from router.prefix.changes import Change
 from router.prefix.follower import FeedState, FeedStatus, Follower
-from router.prefix.grpc_source import GrpcSource
 from router.prefix.ledger import Distrust, Ledger
 from router.prefix.poll_source import PollSource
 from router.prefix.zmq_source import ZmqSource
+
+if TYPE_CHECKING:
+    from router.prefix.grpc_source import GrpcSource
 
 # A feed that said what cannot be true is listened to again after so long.
 DISTRUST_S = 60.0
@@ -24,7 +27,7 @@ EVENTS_PORT, REPLAY_PORT = 5557, 5558
 POLLED_PATH = "/kv_cache_events"
 POLLED_ENGINE = "tensorrt-llm"
 
-Source = ZmqSource | PollSource | GrpcSource
+Source = Union[ZmqSource, PollSource, "GrpcSource"]
 log = logging.getLogger(__name__)
 
 
@@ -158,6 +161,8 @@ class Feeds:
         if scheme in ("http", "https"):
             return PollSource(address.events, spec.api_key)
         if scheme == "grpc":
+            from router.prefix.grpc_source import GrpcSource  # not before it is wanted: gRPC takes 40 MB
+
             return GrpcSource(rest, followed.block_size)
         if self._context is None:
             self._context = zmq.asyncio.Context()

@@ -3,8 +3,7 @@
 Knows calls and the outbox; knows nothing of what requests and answers say beyond errors.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from router.transports.grpc import failures
 from router.transports.grpc.failures import CallFailed
 from router.transports.outbox import Outbox
 
-Handle = Callable[[Request, Reply], Coroutine[Any, Any, None]]
+Begin = Callable[[Request, Reply], object]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 # What an answer says of itself in metadata.
@@ -34,27 +33,24 @@ _NOT_PASSED = frozenset(("user-agent", "content-type", "te", "content-length"))
 
 @dataclass(eq=False, slots=True)
 class Calls:
-    """Serves calls through `handle`. Tasks belong to `group`; a call may take `timeout_s` at most."""
+    """Serves calls through `begin`; a call may take `timeout_s` at most. `open` counts them."""
 
-    handle: Handle
+    begin: Begin
     clock: Clock
     timeout_s: float
-    group: asyncio.TaskGroup
     open: int = 0
 
     @asynccontextmanager
     async def answer(self, context: Context, surface: Surface, body: bytes) -> AsyncIterator[tuple[str, Outbox]]:
         """The request's id and its answer. Whoever leaves the block early has cancelled the request."""
         request, outbox = self._request(context, surface, body), Outbox()
-        serving = self.group.create_task(self.handle(request, outbox))
+        self.begin(request, outbox)
         self.open += 1
         try:
             yield request.id, outbox
         finally:
             self.open -= 1
             outbox.leave()
-            if not serving.done() and outbox.outcome is None:
-                serving.cancel()  # before the proxy has bound the reply there is no flow to tell
 
     async def events(self, context: Context, outbox: Outbox) -> AsyncIterator[Chunk]:
         """The chunks of a stream, up to its [DONE]. Raises CallFailed."""

@@ -1,9 +1,8 @@
 """A gRPC port on loopback over a real station whose replicas are in memory, and its client."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -27,7 +26,6 @@ class Rig:
     calls: Calls
     stub: InferenceStub
     channel: grpc.aio.Channel
-    handled: list[asyncio.Task[object]] = field(default_factory=list)
 
     async def exchange(self, number: int = 0) -> FakeExchange:
         """The attempt of that number, once a replica has it."""
@@ -49,13 +47,12 @@ async def open_rig(
     upstream = FakeUpstream()
     station = Station(upstream, specs_of("ab"), **settings)  # type: ignore[arg-type]
     address = GrpcAddress("127.0.0.1", 0, tls=tls)
-    async with asyncio.TaskGroup() as group:
-        calls = Calls(station.proxy.handle, station.clock, TIMEOUT_S, group)
-        service = InferenceService(calls, station.registry.models)
-        async with grpc_port(address, service, is_ready, MAX_MESSAGE_BYTES) as port, channel_of(port) as channel:
-            rig = Rig(station, upstream, calls, InferenceStub(channel), channel)
-            yield rig
-            await rig.until_idle()
+    calls = Calls(station.proxy.begin, station.clock, TIMEOUT_S)
+    service = InferenceService(calls, station.registry.models)
+    async with grpc_port(address, service, is_ready, MAX_MESSAGE_BYTES) as port, channel_of(port) as channel:
+        rig = Rig(station, upstream, calls, InferenceStub(channel), channel)
+        yield rig
+        await rig.until_idle()
 
 
 def chat(text: str = "hi", **fields: object) -> ChatRequest:
