@@ -93,6 +93,8 @@ class Outbox:
         flow, self._flow = self._flow, None
         if flow is not None:
             flow.gone()
+        if self.outcome is None:
+            self.end(Outcome.CLIENT_GONE, is_complete=False)
 
     async def _until(self, is_there: Callable[[], bool]) -> None:
         while not is_there() and self.outcome is None:

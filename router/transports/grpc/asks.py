@@ -12,7 +12,15 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
 from pointsman.v1.common_pb2 import Sampling
-from pointsman.v1.inference_pb2 import ChatMessage, ChatRequest, CompleteRequest, ContentPart, EmbedRequest, ToolCall
+from pointsman.v1.inference_pb2 import (
+    ChatMessage,
+    ChatRequest,
+    CompleteRequest,
+    ContentPart,
+    EmbedRequest,
+    SessionOpen,
+    ToolCall,
+)
 from router.errors import InvalidRequest
 
 # Streams are asked for their usage: the last event of a call has it.
@@ -21,12 +29,7 @@ _SAMPLING_NUMBERS = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k"
 
 
 def chat_body(request: ChatRequest, *, is_stream: bool) -> bytes:
-    fields: dict[str, object] = {"model": _model(request.model), "messages": messages(request.messages)}
-    if request.tools:
-        fields["tools"] = [plain(tool) for tool in request.tools]
-    if request.HasField("template_options"):
-        fields["chat_template_kwargs"] = plain(request.template_options)
-    return _body(fields, request, is_stream)
+    return _body(_fields(request) | {"messages": messages(request.messages)}, is_stream)
 
 
 def complete_body(request: CompleteRequest, *, is_stream: bool) -> bytes:
@@ -34,7 +37,7 @@ def complete_body(request: CompleteRequest, *, is_stream: bool) -> bytes:
     if kind is None:
         raise InvalidRequest("Either `text` or `tokens` is required.", param="prompt")
     prompt = request.text if kind == "text" else list(request.tokens.ids)
-    return _body({"model": _model(request.model), "prompt": prompt}, request, is_stream)
+    return _body(_common(request) | {"prompt": prompt}, is_stream)
 
 
 def embed_body(request: EmbedRequest) -> bytes:
@@ -58,19 +61,35 @@ def plain(struct: Struct) -> dict[str, Any]:
     return whole
 
 
+def session_fields(opened: SessionOpen) -> dict[str, object]:
+    """What every body of a session has besides its messages."""
+    return _fields(opened)
+
+
 def _model(model: str) -> str:
     if not model:
         raise InvalidRequest("The field `model` is required.", param="model")
     return model
 
 
-def _body(fields: dict[str, object], request: ChatRequest | CompleteRequest, is_stream: bool) -> bytes:
-    fields |= sampling(request.sampling)
+def _fields(request: ChatRequest | SessionOpen) -> dict[str, object]:
+    fields = _common(request)
+    if request.tools:
+        fields["tools"] = [plain(tool) for tool in request.tools]
+    if request.HasField("template_options"):
+        fields["chat_template_kwargs"] = plain(request.template_options)
+    return fields
+
+
+def _common(request: ChatRequest | CompleteRequest | SessionOpen) -> dict[str, object]:
+    fields = {"model": _model(request.model)} | sampling(request.sampling)
     if request.HasField("cache_salt"):
         fields["cache_salt"] = request.cache_salt
-    if is_stream:
-        fields |= _STREAM
-    return msgspec.json.encode(fields)
+    return fields
+
+
+def _body(fields: dict[str, object], is_stream: bool) -> bytes:
+    return msgspec.json.encode({**fields, **(_STREAM if is_stream else {})})
 
 
 def sampling(asked: Sampling) -> dict[str, object]:

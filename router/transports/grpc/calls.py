@@ -41,9 +41,12 @@ class Calls:
     open: int = 0
 
     @asynccontextmanager
-    async def answer(self, context: Context, surface: Surface, body: bytes) -> AsyncIterator[tuple[str, Outbox]]:
-        """The request's id and its answer. Whoever leaves the block early has cancelled the request."""
-        request, outbox = self._request(context, surface, body), Outbox()
+    async def answer(
+        self, context: Context, surface: Surface, body: bytes, more: Headers = ()
+    ) -> AsyncIterator[tuple[str, Outbox]]:
+        """The request's id and its answer; `more` headers than the call's. Whoever leaves the block early has cancelled
+        the request."""
+        request, outbox = self._request(context, surface, body, more), Outbox()
         self.begin(request, outbox)
         self.open += 1
         try:
@@ -52,12 +55,13 @@ class Calls:
             self.open -= 1
             outbox.leave()
 
-    async def events(self, context: Context, outbox: Outbox) -> AsyncIterator[Chunk]:
-        """The chunks of a stream, up to its [DONE]. Raises CallFailed."""
+    async def events(self, context: Context | None, outbox: Outbox) -> AsyncIterator[Chunk]:
+        """The chunks of a stream, up to its [DONE]; `context`'s metadata tell of it. Raises CallFailed."""
         await _open(context, outbox)
         events = Events()
         while (payload := await outbox.read()) is not None:
-            _trail(context, events.comments(payload))
+            if context is not None:
+                _trail(context, events.comments(payload))
             for found in events.feed(payload):
                 if found == chunks.DONE:
                     return
@@ -75,11 +79,11 @@ class Calls:
             raise failures.of_cut(outbox.outcome)
         return chunks.decode(body)
 
-    def _request(self, context: Context, surface: Surface, body: bytes) -> Request:
+    def _request(self, context: Context, surface: Surface, body: bytes, more: Headers) -> Request:
         now = self.clock()
         left_s = context.time_remaining()
         limit_s = self.timeout_s if left_s is None else min(self.timeout_s, left_s)
-        return new_request(surface, body, headers_of(context), now, now + limit_s)
+        return new_request(surface, body, (*headers_of(context), *more), now, now + limit_s)
 
 
 @asynccontextmanager
@@ -106,13 +110,13 @@ def headers_of(context: Context) -> Headers:
     return tuple(found)
 
 
-async def _open(context: Context, outbox: Outbox) -> None:
+async def _open(context: Context | None, outbox: Outbox) -> None:
     """Send what the head says of the answer. Raises CallFailed where it is an error."""
     status = await outbox.opened()
     if not status:
         raise failures.of_cut(outbox.outcome)
-    told = tuple((name, value) for name, value in outbox.headers if name in _TOLD)
-    await context.send_initial_metadata(told)
+    if context is not None:
+        await context.send_initial_metadata(tuple(pair for pair in outbox.headers if pair[0] in _TOLD))
     if status >= 400:
         body = await _rest(outbox)
         raise failures.of_answer(status, _failure(body), find(outbox.headers, "retry-after"))

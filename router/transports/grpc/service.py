@@ -1,5 +1,5 @@
-"""The clients' contract, served: every method of `Inference` but sessions. Knows which request an ask becomes and which
-message an answer; all else is `calls.py`'s."""
+"""The clients' contract, served: every method of `Inference`. Knows which request an ask becomes and which
+message an answer; all else is `calls.py`'s and `sessions.py`'s."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from pointsman.v1.inference_pb2_grpc import InferenceServicer
 from router.core import Surface
 from router.transports.grpc import answers, asks
 from router.transports.grpc.calls import Calls, Context, ending
+from router.transports.grpc.sessions import SessionCall
 
 Models = Callable[[], Sequence[Mapping[str, object]]]
 
@@ -29,6 +30,7 @@ class InferenceService(InferenceServicer):
 
     calls: Calls
     models: Models
+    max_session_bytes: int = 8 * 2**20
 
     async def Chat(self, request: ChatRequest, context: Context) -> ChatReply:
         async with ending(context):
@@ -61,6 +63,9 @@ class InferenceService(InferenceServicer):
                     if (event := told.completion(chunk)) is not None:
                         await context.write(event)
                 await context.write(told.last_completion())
+
+    async def ChatSession(self, _: object, context: Context) -> None:
+        await SessionCall(self.calls, context, self.max_session_bytes).run()
 
     async def Embed(self, request: EmbedRequest, context: Context) -> EmbedReply:
         async with ending(context):

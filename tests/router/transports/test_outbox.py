@@ -69,9 +69,13 @@ async def test_a_full_box_pauses_the_replica_until_it_has_been_emptied() -> None
 async def test_who_leaves_is_gone_once_and_not_after_the_end() -> None:
     box, heard = Outbox(), Heard()
     box.bind(heard)
+    reading = asyncio.ensure_future(box.read())
+    await turns(3)
     box.leave()
     box.leave()
     assert heard.words == ["gone"]
+    assert await reading is None
+    assert box.outcome is Outcome.CLIENT_GONE
     ended, unheard = Outbox(), Heard()
     ended.bind(unheard)
     ended.end(Outcome.OK, is_complete=True)

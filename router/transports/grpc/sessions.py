@@ -1,0 +1,176 @@
+"""`ChatSession`: a conversation over one call. Knows the order of asks and turns; what is kept of a conversation is
+`conversation.py`'s matter, and serving a request the proxy's."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from pointsman.v1.common_pb2 import FINISH_REASON_ABORT
+from pointsman.v1.inference_pb2 import (
+    ChatEvent,
+    InputCommit,
+    SessionError,
+    SessionEvent,
+    SessionOpen,
+    SessionRequest,
+)
+from router.core import Outcome, Surface
+from router.errors import InvalidRequest, Overloaded, PointsmanError
+from router.transports.conversation import Answering, Conversation
+from router.transports.grpc import asks, failures
+from router.transports.grpc.answers import Told
+from router.transports.grpc.calls import Calls, Context
+from router.transports.grpc.failures import CallFailed
+from router.transports.outbox import Outbox
+
+MAX_WAITING_TURNS = 16
+
+
+@dataclass(eq=False, slots=True)
+class SessionCall:
+    """One call. Asks are read as they come; turns are answered one after the other, each behind the prefill of its
+    input; a wrong ask is told and harms nothing else."""
+
+    calls: Calls
+    context: Context
+    max_bytes: int
+    conversation: Conversation | None = None
+    _turns: deque[InputCommit] = field(default_factory=deque)
+    _turn_id: str | None = None
+    _outbox: Outbox | None = None
+    _is_half_closed: bool = False
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _prefilled: asyncio.Event = field(default_factory=asyncio.Event)
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def run(self) -> None:
+        """To the end of the call: once the client says no more, what it asked for is still answered."""
+        self._prefilled.set()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._answer_turns())
+            while isinstance(ask := await self.context.read(), SessionRequest):
+                await self._hear(ask, group)
+            self._is_half_closed = True
+            self._news.set()
+
+    async def _hear(self, ask: SessionRequest, group: asyncio.TaskGroup) -> None:
+        try:
+            match ask.WhichOneof("ask"):
+                case "open":
+                    self._open(ask.open)
+                case "append":
+                    self._append(ask.append.text, group)
+                case "commit":
+                    self._commit(ask.commit)
+                case "cancel":
+                    await self._cancel(ask.cancel.turn_id)
+                case None:
+                    raise InvalidRequest("One of `open`, `append`, `commit` and `cancel` is required.", param="ask")
+        except PointsmanError as error:
+            await self._tell(ask.commit.turn_id, failures.of_error(error))
+
+    def _open(self, ask: SessionOpen) -> None:
+        if self._turn_id is not None or self._turns:
+            raise InvalidRequest("A turn is under way: cancel it, or wait for its end.", param="open")
+        messages = asks.messages(ask.messages) if ask.messages else []
+        self.conversation = Conversation(asks.session_fields(ask), self.max_bytes, list(messages))
+
+    def _append(self, text: str, group: asyncio.TaskGroup) -> None:
+        conversation = self._opened()
+        conversation.append(text)
+        if self._turn_id is None and not self._turns:
+            self._prefill(conversation, group)
+
+    def _commit(self, ask: InputCommit) -> None:
+        self._opened()
+        if not ask.turn_id:
+            raise InvalidRequest("`turn_id` is required.", param="turn_id")
+        if ask.turn_id == self._turn_id or any(ask.turn_id == each.turn_id for each in self._turns):
+            raise InvalidRequest(f"The turn `{ask.turn_id}` is under way.", param="turn_id")
+        if len(self._turns) >= MAX_WAITING_TURNS:
+            raise Overloaded(f"At most {MAX_WAITING_TURNS} turns of a session may wait.")
+        self._turns.append(ask)
+        self._news.set()
+
+    async def _cancel(self, turn_id: str) -> None:
+        """A turn that has ended meanwhile, or never was, is not running either way."""
+        if turn_id == self._turn_id and self._outbox is not None:
+            self._outbox.leave()
+        kept = deque(each for each in self._turns if each.turn_id != turn_id)
+        if len(kept) < len(self._turns):
+            self._turns = kept
+            await self._send(turn_id, ChatEvent(finish_reason=FINISH_REASON_ABORT))
+
+    def _opened(self) -> Conversation:
+        if self.conversation is None:
+            raise InvalidRequest("The first ask of a session is `open`.", param="open")
+        return self.conversation
+
+    def _prefill(self, conversation: Conversation, group: asyncio.TaskGroup) -> None:
+        body = conversation.prefill_body()
+        if body is not None:
+            self._prefilled.clear()
+            group.create_task(self._compute(conversation, body))
+
+    async def _compute(self, conversation: Conversation, body: bytes) -> None:
+        """What has been appended so far. However it ends, a turn works without it."""
+        try:
+            while body:
+                async with self.calls.answer(self.context, Surface.CHAT, body, conversation.headers) as (_, outbox):
+                    while await outbox.read() is not None:
+                        pass
+                conversation.prefilled()
+                body = (not self._turns and conversation.prefill_body()) or b""
+        finally:
+            self._prefilled.set()
+
+    async def _answer_turns(self) -> None:
+        while True:
+            while not self._turns:
+                if self._is_half_closed:
+                    return
+                self._news.clear()
+                await self._news.wait()
+            await self._prefilled.wait()
+            if self._turns:
+                await self._answer(self._turns.popleft())
+
+    async def _answer(self, ask: InputCommit) -> None:
+        conversation, told = self._opened(), Answering()
+        self._turn_id = ask.turn_id
+        try:
+            more = asks.messages(ask.messages) if ask.messages else ()
+            body = conversation.commit(more)
+            try:
+                await self._carry(ask.turn_id, body, conversation, told)
+            finally:
+                conversation.answered(told)
+        except CallFailed as failed:
+            if self._outbox is not None and self._outbox.outcome is Outcome.CLIENT_GONE:
+                await self._send(ask.turn_id, ChatEvent(finish_reason=FINISH_REASON_ABORT))
+            else:
+                await self._tell(ask.turn_id, failed)
+        except PointsmanError as error:
+            await self._tell(ask.turn_id, failures.of_error(error))
+        finally:
+            self._turn_id = self._outbox = None
+
+    async def _carry(self, turn_id: str, body: bytes, conversation: Conversation, answering: Answering) -> None:
+        async with self.calls.answer(self.context, Surface.CHAT, body, conversation.headers) as (id, outbox):
+            self._outbox, told = outbox, Told(id)
+            async for chunk in self.calls.events(None, outbox):
+                answering.add(chunk)
+                if (event := told.chat(chunk)) is not None:
+                    await self._send(turn_id, event)
+            await self._send(turn_id, told.last_chat())
+
+    async def _send(self, turn_id: str, event: ChatEvent) -> None:
+        async with self._writing:
+            await self.context.write(SessionEvent(turn_id=turn_id, answer=event))
+
+    async def _tell(self, turn_id: str, failed: CallFailed) -> None:
+        error = SessionError(
+            status=failed.status.value[0], code=failed.code or "", message=failed.message, field=failed.field or ""
+        )
+        async with self._writing:
+            await self.context.write(SessionEvent(turn_id=turn_id, error=error))
