@@ -32,7 +32,7 @@ def _run(config: EngineConfig) -> int:
     # Imported here because torch takes seconds: wrong flags and the parent's death are noticed before.
     from engine import app
     from engine.fetch import FetchError
-    from engine.model.config import ModelError
+    from engine.model.fields import ModelError
     from engine.model.placement import PlacementError
 
     try:

@@ -18,9 +18,10 @@ from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import EngineCore
 from engine.fetch import MODELS, fetch
 from engine.loop import EngineLoop
-from engine.model.attention import KVCache, bytes_per_block
+from engine.model.attention import kv_dtype
+from engine.model.checkpoint import open_checkpoint
 from engine.model.config import ModelConfig
-from engine.model.llama import Llama
+from engine.model.kv_cache import KVCache, bytes_per_block
 from engine.model.loader import load
 from engine.model.placement import device_named, dtype_named, use_threads
 from engine.runner import Runner
@@ -70,15 +71,16 @@ def build(config: EngineConfig) -> Parts:
     device = device_named(config.device)
     dtype = dtype_named(config.dtype, device)
     path = _model_path(config.model)
-    model, weights = load(path, dtype, device)
-    num_blocks = _num_blocks(config, bytes_per_block(model, BLOCK_SIZE, dtype))
+    checkpoint = open_checkpoint(path)
+    model, kv_type = checkpoint.config, kv_dtype(dtype, device)
+    num_blocks = _num_blocks(config, bytes_per_block(model, BLOCK_SIZE, kv_type))
     max_model_len = _max_model_len(config, model, num_blocks)
-    num_host_blocks = int(config.host_kv_gib * 2**30) // bytes_per_block(model, BLOCK_SIZE, dtype)
-    cache = KVCache.allocate(model, num_blocks, BLOCK_SIZE, dtype, device)
+    num_host_blocks = int(config.host_kv_gib * 2**30) // bytes_per_block(model, BLOCK_SIZE, kv_type)
+    cache = KVCache.allocate(model, num_blocks, BLOCK_SIZE, kv_type, device)
     host_cache = None
     if num_host_blocks:
-        host_cache = KVCache.allocate(model, num_host_blocks, BLOCK_SIZE, dtype, device_named("cpu"))
-    runner = Runner(Llama.of(model, weights, max_model_len), cache, host_cache)
+        host_cache = KVCache.allocate(model, num_host_blocks, BLOCK_SIZE, kv_type, device_named("cpu"))
+    runner = Runner(load(checkpoint, dtype, device), cache, host_cache)
     events = _events(config)
     pool = BlockPool(num_blocks, BLOCK_SIZE, num_host_blocks, records_changes=events is not None)
     scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.model.attention import KVCache, Paging, Span
-from engine.model.llama import Llama
+from engine.model.attention import Paging
+from engine.model.decoder import Decoder
+from engine.model.kv_cache import KVCache, Span
 from engine.model.tiers import KVTiers
 from engine.sampler import sample
 from engine.sampling import Result
@@ -17,7 +18,7 @@ from engine.scheduler import Batch
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    model: Llama
+    model: Decoder
     cache: KVCache
     host_cache: KVCache | None = None
 
@@ -37,14 +38,14 @@ class Runner:
             tokens += chunk.sequence.tokens[chunk.start : chunk.end]
             positions += range(chunk.start, chunk.end)
             rows += range(len(tokens) - chunk.num_rows, len(tokens))
-        hidden = self.model.hidden(self._on_device(tokens), self._on_device(positions), self.cache, self._paging(batch))
+        hidden = self.model.hidden(self._on_device(tokens), self._on_device(positions), self._paging(batch))
         if not rows:
             return [None] * len(batch.chunks)
         return sample(self.model.logits(hidden[self._on_device(rows)]), batch.chunks)
 
     def _paging(self, batch: Batch) -> Paging:
         spans = [Span(chunk.start, chunk.end, chunk.sequence.table) for chunk in batch.chunks]
-        return Paging.of(spans, self.cache.block_size, self.model.dtype, self.model.device)
+        return Paging.of(spans, self.cache, self.model.config.num_heads, self.model.config.windows)
 
     def _on_device(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, device=self.model.device)

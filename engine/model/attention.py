@@ -1,138 +1,127 @@
-"""Paged attention: where the KV of each token lies, and how queries read it.
+"""Paged attention of a batch: writes its keys and values and lets each query read its sequence's.
 
-Knows KV tensors, block tables and masks. Must not know weights, layers or scheduling.
+Knows which way of reading suits the device and the number of queries. Must not know weights, layers or scheduling.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from engine.model.config import ModelConfig
+from engine.model.chunk_attention import ChunkAttention
+from engine.model.kv_cache import KVCache, Span
+from engine.model.row_attention import Query, RowAttention, in_groups
 
+# From so many queries of one sequence on, copying its context together and multiplying matrices is faster than reading
+# it in place for each query.
+_CHUNK_FROM = 4
 
-@dataclass(frozen=True, slots=True)
-class KVCache:
-    """Keys and values of all layers, each [layers, blocks, block_size, kv_heads, head_dim]."""
-
-    keys: Tensor
-    values: Tensor
-
-    @classmethod
-    def allocate(
-        cls, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-    ) -> Self:
-        """Raises MemoryError if the device lacks the room."""
-        shape = (config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
-        try:
-            # Zeros cost no memory until they are written.
-            return cls(*(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)))
-        except RuntimeError:
-            size_gib = num_blocks * bytes_per_block(config, block_size, dtype) / 2**30
-            raise MemoryError(f"{device} has no room for {size_gib:.1f} GiB of KV cache") from None
-
-    @property
-    def block_size(self) -> int:
-        return self.keys.shape[2]
-
-
-def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """What a KV block takes over all layers, keys and values."""
-    return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A run of one sequence's tokens to compute, `start` to `end`, with the KV blocks from the sequence's first."""
-
-    start: int
-    end: int
-    blocks: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """The queries [first, last) of the batch attend to `num_keys` tokens in `blocks`."""
-
-    first: int
-    last: int
-    num_keys: int
-    blocks: Tensor
-    mask: Tensor | None
-    is_causal: bool
+Attend = Callable[[int, Tensor, Tensor], Tensor]
+"""(layer, queries [tokens, heads, head_dim], keys and values of the batch [tokens, 2 * kv_heads, head_dim]) -> what the
+queries found, of their shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """For one batch, the same for all layers: `slots` [tokens] says where each token's KV is written."""
+    """For one batch: `rows` [tokens * 2 * kv_heads] of the cache are where its keys and values go, and there is one
+    way of reading for all layers that look equally far back."""
 
-    slots: Tensor
-    reads: tuple[_Read, ...]
+    cache: KVCache
+    rows: Tensor
+    ways: Mapping[int | None, Attend]
+    windows: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, spans: Sequence[Span], block_size: int, dtype: torch.dtype, device: torch.device) -> Self:
-        slots = [
-            span.blocks[position // block_size] * block_size + position % block_size
-            for span in spans
-            for position in range(span.start, span.end)
-        ]
-        reads, first = [], 0
+    def of(cls, spans: List[Span], cache: KVCache, num_heads: int, windows: tuple[int | None, ...]) -> Self:
+        """`windows` says for each layer how many tokens it looks back, itself included; None is all."""
+        plan = _way_of(cache.blocks.device)
+        ways = {window: plan(spans, cache, num_heads, window) for window in set(windows)}
+        return cls(cache, _written_rows(spans, cache), ways, windows)
+
+    def attend(self, layer: int, queries: Tensor, fresh: Tensor) -> Tensor:
+        """Stores the batch's keys and values, `fresh` [tokens, 2 * kv_heads, head_dim], and gives for `queries`
+        [tokens, heads, head_dim] what they find, of the same shape; all of the cache's dtype."""
+        self.cache.rows(layer).index_copy_(0, self.rows, fresh.flatten(0, 1))
+        return self.ways[self.windows[layer]](layer, queries, fresh)
+
+
+def kv_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """In what the KV of a model of `dtype` is kept: on a CPU the in-place reading knows float32 alone."""
+    return torch.float32 if device.type == "cpu" else dtype
+
+
+def _way_of(device: torch.device) -> Callable[[List[Span], KVCache, int, int | None], Attend]:
+    return CpuAttention.of if device.type == "cpu" else GatheredAttention.of
+
+
+@dataclass(frozen=True, slots=True)
+class CpuAttention:
+    """Few queries of a sequence read in place, many over a copy of their context."""
+
+    few: tuple[RowAttention, ...]
+    many: tuple[ChunkAttention, ...]
+
+    @classmethod
+    def of(cls, spans: List[Span], cache: KVCache, num_heads: int, window: int | None) -> Self:
+        few: list[Query] = []
+        many: list[ChunkAttention] = []
+        index = 0
         for span in spans:
-            reads.append(_read(span, first, block_size, dtype, device))
-            first = reads[-1].last
-        return cls(torch.tensor(slots, device=device), tuple(reads))
+            if span.num_queries >= _CHUNK_FROM:
+                many.append(ChunkAttention.of(span, index, window, cache))
+            else:
+                few += _queries(span, index, window)
+            index += span.num_queries
+        groups = in_groups(few, num_heads)
+        return cls(tuple(RowAttention.of(group, cache, num_heads) for group in groups), tuple(many))
+
+    def __call__(self, layer: int, queries: Tensor, fresh: Tensor) -> Tensor:
+        attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        for group in self.few:
+            group.attend(layer, queries, attended)
+        for chunk in self.many:
+            chunk.attend(layer, queries, fresh, attended)
+        return attended
 
 
-def write(cache: KVCache, layer: int, keys: Tensor, values: Tensor, paging: Paging) -> None:
-    """Stores the batch's `keys` and `values`, each [tokens, kv_heads, head_dim]."""
-    cache.keys[layer].flatten(0, 1).index_copy_(0, paging.slots, keys)
-    cache.values[layer].flatten(0, 1).index_copy_(0, paging.slots, values)
+@dataclass(frozen=True, slots=True)
+class GatheredAttention:
+    """Every sequence over a copy of its context."""
+
+    chunks: tuple[ChunkAttention, ...]
+
+    @classmethod
+    def of(cls, spans: List[Span], cache: KVCache, num_heads: int, window: int | None) -> Self:
+        chunks, index = [], 0
+        for span in spans:
+            chunks.append(ChunkAttention.of(span, index, window, cache))
+            index += span.num_queries
+        return cls(tuple(chunks))
+
+    def __call__(self, layer: int, queries: Tensor, fresh: Tensor) -> Tensor:
+        attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        for chunk in self.chunks:
+            chunk.attend(layer, queries, fresh, attended)
+        return attended
 
 
-def attend(cache: KVCache, layer: int, queries: Tensor, paging: Paging) -> Tensor:
-    """Causal attention of `queries` [tokens, heads, head_dim] over what is stored; gives the same shape.
-
-    One sequence at a time: on a CPU, that beats padding the batch to its longest context.
-    """
-    attended = torch.empty_like(queries)
-    for read in paging.reads:
-        attended[read.first : read.last] = _attend_one(cache, layer, queries[read.first : read.last], read)
-    return attended
+def _queries(span: Span, index: int, window: int | None) -> list[Query]:
+    return [
+        Query(index + position - span.start, max(0, position + 1 - window) if window else 0, position + 1, span.blocks)
+        for position in range(span.start, span.end)
+    ]
 
 
-def _read(span: Span, first: int, block_size: int, dtype: torch.dtype, device: torch.device) -> _Read:
-    num_queries = span.end - span.start
-    num_blocks = -(-span.end // block_size)
-    return _Read(
-        first=first,
-        last=first + num_queries,
-        num_keys=span.end,
-        blocks=torch.tensor(span.blocks[:num_blocks], device=device),
-        mask=_mask(span, dtype, device) if span.start > 0 and num_queries > 1 else None,
-        is_causal=span.start == 0 and num_queries > 1,
-    )
-
-
-def _mask(span: Span, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[queries, keys], 0 where a query may look and -inf where it may not."""
-    mask = torch.full((span.end - span.start, span.end), float("-inf"), dtype=dtype, device=device)
-    return mask.triu_(diagonal=span.start + 1)
-
-
-def _attend_one(cache: KVCache, layer: int, queries: Tensor, read: _Read) -> Tensor:
-    keys, values = (
-        tensor[layer].index_select(0, read.blocks).flatten(0, 1)[: read.num_keys].transpose(0, 1)
-        for tensor in (cache.keys, cache.values)
-    )
-    attended = scaled_dot_product_attention(
-        queries.transpose(0, 1)[None],
-        keys[None],
-        values[None],
-        attn_mask=read.mask,
-        is_causal=read.is_causal,
-        enable_gqa=queries.shape[1] != keys.shape[0],
-    )
-    return attended[0].transpose(0, 1)
+def _written_rows(spans: List[Span], cache: KVCache) -> Tensor:
+    block_size = cache.block_size
+    places = [
+        span.blocks[position // block_size] * cache.panels_per_block * block_size + position % block_size
+        for span in spans
+        for position in range(span.start, span.end)
+    ]
+    device = cache.blocks.device
+    heads = torch.arange(2 * cache.num_kv_heads, device=device) * block_size
+    return (torch.tensor(places, device=device)[:, None] + heads).view(-1)

@@ -1,13 +1,13 @@
 """A memory-mapped reader of GGUF files, versions 2 and 3, little-endian.
 
-Knows the container (metadata, tensor table) and how to turn ggml's number formats into float32. Must not know
-what any key or tensor means, nor torch. The file is not trusted: each count, offset and size is checked
+Knows the container: metadata, tensor table, where each tensor's blocks lie. Must not know what any key or tensor
+means, nor torch. The file is not trusted: each count, offset and size is checked
 against the bytes that are there before anything is allocated for it.
 """
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -15,10 +15,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.model.config import ModelError
+from engine.model.fields import ModelError
+from engine.model.ggml import Bytes, Floats, Number, number_of, supported_names, type_name
+from engine.model.weights import WeightFileError
 
-Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
 # Arrays of strings are tuples; arrays of numbers stay numpy arrays, so that they cost what they cost on disk.
 MetaValue = int | float | bool | str | tuple[str, ...] | NDArray[Any]
 
@@ -31,16 +31,6 @@ _SMALLEST_ENTRY = 8 + 4  # a metadata entry or tensor: at least a name's length 
 _STRING, _ARRAY = 8, 9
 # Metadata value type -> struct format; numpy reads the same letters.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-
-# By type number, for error messages; a dash stands for a number that ggml has withdrawn.
-_TYPE_NAMES = (
-    "F32 F16 Q4_0 Q4_1 - - Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S "
-    "IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16"
-)
-
-
-class WeightFileError(ModelError):
-    """A weight file is damaged, hostile or of a kind that is not supported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +69,30 @@ class GgufFile:
 
     def read(self, name: str) -> Floats:
         """The tensor `name`, dequantised to a new float32 array of its shape."""
-        entry = self.tensors[name]
-        number = _NUMBERS.get(entry.ggml_type)
+        return self.number(name).decode(self.stored(name)).reshape(self.tensors[name].shape)
+
+    def rows(self, name: str, indices: NDArray[np.int64]) -> Floats:
+        """Some rows of a matrix, dequantised to a new float32 array."""
+        num_rows, size = self.tensors[name].shape
+        blocks = self.stored(name).reshape(num_rows, -1)[indices]
+        number = self.number(name)
+        return number.decode(blocks.reshape(-1, number.block_bytes)).reshape(len(indices), size)
+
+    def stored(self, name: str) -> Bytes:
+        """[blocks, bytes] as in the file: a view of the map."""
+        entry, number = self.tensors[name], self.number(name)
+        size = entry.num_elements // number.block_elements * number.block_bytes
+        return self._content[entry.offset : entry.offset + size].reshape(-1, number.block_bytes)
+
+    def number(self, name: str) -> Number:
+        """The format of the tensor's values. Raises WeightFileError if it is not one of ours."""
+        kind = self.tensors[name].ggml_type
+        number = number_of(kind)
         if number is None:
             raise WeightFileError(
-                f"{self.path}: tensor {name} has type {_type_name(entry.ggml_type)}; supported are "
-                + ", ".join(known.name for known in _NUMBERS.values())
+                f"{self.path}: tensor {name} has type {type_name(kind)}; supported are {', '.join(supported_names())}"
             )
-        size = entry.num_elements // number.block_elements * number.block_bytes
-        raw = self._content[entry.offset : entry.offset + size]
-        return number.decode(raw.reshape(-1, number.block_bytes)).reshape(entry.shape)
+        return number
 
     def __repr__(self) -> str:
         return f"<GgufFile {self.path.name} {len(self.metadata)} keys {len(self.tensors)} tensors>"
@@ -241,7 +245,7 @@ def _read_tensor_entry(cursor: _Cursor, alignment: int) -> TensorEntry:
 
 
 def _check_inside(cursor: _Cursor, entry: TensorEntry) -> None:
-    number = _NUMBERS.get(entry.ggml_type)
+    number = number_of(entry.ggml_type)
     if number is None:
         return  # Its size is not known; it is refused by name when it is read.
     if entry.shape[-1] % number.block_elements:
@@ -255,61 +259,3 @@ def _check_inside(cursor: _Cursor, entry: TensorEntry) -> None:
             f"{cursor.path}: tensor {entry.name} ends at byte {end}, past the end of the file "
             f"({len(cursor.content)}): the file is cut short or damaged"
         )
-
-
-def _float16(raw: Bytes) -> Floats:
-    return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
-
-
-def _decode_float32(raw: Bytes) -> Floats:
-    return np.array(raw).view("<f4").astype(np.float32, copy=False)
-
-
-def _decode_bfloat16(raw: Bytes) -> Floats:
-    # A bfloat16 is the upper half of a float32.
-    return (np.array(raw).view("<u2").astype(np.uint32) << 16).view(np.float32)
-
-
-def _decode_q8_0(blocks: Bytes) -> Floats:
-    """float16 scale, 32 signed bytes."""
-    return np.ascontiguousarray(blocks[:, 2:]).view(np.int8) * _float16(blocks[:, :2])
-
-
-def _decode_q4_0(blocks: Bytes) -> Floats:
-    """float16 scale, 32 nibbles; value = (nibble - 8) * scale."""
-    return (_nibbles(blocks[:, 2:]) - np.float32(8)) * _float16(blocks[:, :2])
-
-
-def _decode_q4_1(blocks: Bytes) -> Floats:
-    """float16 scale, float16 minimum, 32 nibbles; value = nibble * scale + minimum."""
-    return _nibbles(blocks[:, 4:]) * _float16(blocks[:, :2]) + _float16(blocks[:, 2:4])
-
-
-def _nibbles(packed: Bytes) -> Floats:
-    """The low halves of a block's 16 bytes are its first 16 values, the high halves the last 16."""
-    return np.concatenate([packed & 0x0F, packed >> 4], axis=1).astype(np.float32)
-
-
-def _type_name(ggml_type: int) -> str:
-    names = _TYPE_NAMES.split()
-    return names[ggml_type] if ggml_type < len(names) else f"number {ggml_type}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Number:
-    """A ggml number format: blocks of `block_bytes` hold `block_elements` values each."""
-
-    name: str
-    block_elements: int
-    block_bytes: int
-    decode: Callable[[Bytes], Floats]
-
-
-_NUMBERS = {
-    0: _Number("F32", 1, 4, _decode_float32),
-    1: _Number("F16", 1, 2, _float16),
-    2: _Number("Q4_0", 32, 18, _decode_q4_0),
-    3: _Number("Q4_1", 32, 20, _decode_q4_1),
-    8: _Number("Q8_0", 32, 34, _decode_q8_0),
-    30: _Number("BF16", 1, 2, _decode_bfloat16),
-}

@@ -1,198 +1,119 @@
-"""Loads a checkpoint into tensors with Hugging Face's names, from GGUF or safetensors.
+"""From a checkpoint to a decoder in memory: reads, fuses and arranges each weight, layer by layer.
 
-Knows file layouts and tensor names. Must not know how the layers compute. Nothing is unpickled; each tensor is
-checked against the config by name and shape before its weights are read.
+Knows which weights make up which part. Must not know file formats or how the parts compute. At most a few layers are
+in memory twice, while they are being arranged.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+import ctypes
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
-from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
-from engine.model.config import ModelConfig, read_json_object
-from engine.model.gguf import Floats, GgufFile, WeightFileError, find_gguf
+from engine.model.checkpoint import Checkpoint
+from engine.model.config import ModelConfig
+from engine.model.decoder import Decoder, Layer
+from engine.model.embedding import Embedding, MappedEmbedding, TableEmbedding
+from engine.model.layers import RmsNorm, rotary_frequencies
+from engine.model.linear import Linear, linear_of
+from engine.model.weights import EMBEDDINGS, HEAD, NORM, ROPE_FACTORS, layer_prefix
 
-Shape = tuple[int, ...]
+_MOST_THREADS = 4
 
-# Our (Hugging Face's) suffix inside layer N -> GGUF's suffix inside blk.N.
-_LAYER_NAMES = {
-    "input_layernorm.weight": "attn_norm.weight",
-    "self_attn.q_proj.weight": "attn_q.weight",
-    "self_attn.k_proj.weight": "attn_k.weight",
-    "self_attn.v_proj.weight": "attn_v.weight",
-    "self_attn.o_proj.weight": "attn_output.weight",
-    "post_attention_layernorm.weight": "ffn_norm.weight",
-    "mlp.gate_proj.weight": "ffn_gate.weight",
-    "mlp.up_proj.weight": "ffn_up.weight",
-    "mlp.down_proj.weight": "ffn_down.weight",
-}
-_OUTER_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-# Old checkpoints carry the rope's frequencies, which follow from rope_theta.
-_RECOMPUTED = "rotary_emb.inv_freq"
-_STORED_AS_FLOAT = ("F64", "F32", "F16", "BF16")
+Progress = Callable[[int, int], None]
+"""(layers loaded, layers in all), called from any thread."""
 
 
-def load(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """The config and every weight, as `dtype` on `device`.
-
-    `path` is a .gguf file, a folder with config.json and safetensors, or a folder with exactly one .gguf.
-    `lm_head.weight` is absent when the embeddings are tied. Raises ModelError naming file and tensor.
-    """
-    gguf = find_gguf(path)
-    if gguf is not None:
-        return _load_gguf(gguf, dtype, device)
-    return _load_safetensors(path, dtype, device)
-
-
-def weight_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Every weight that a model of this config has, by Hugging Face name."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    layer = {
-        "input_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (queries, hidden),
-        "self_attn.k_proj.weight": (keys, hidden),
-        "self_attn.v_proj.weight": (keys, hidden),
-        "self_attn.o_proj.weight": (hidden, queries),
-        "post_attention_layernorm.weight": (hidden,),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
-    }
-    shapes: dict[str, Shape] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    for index in range(config.num_layers):
-        shapes |= {f"model.layers.{index}.{suffix}": shape for suffix, shape in layer.items()}
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    return shapes
+def load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress | None = None) -> Decoder:
+    """Raises ModelError naming file and tensor, MemoryError if the device has no room."""
+    source = _Source(checkpoint, dtype, device)
+    config = checkpoint.config
+    num_threads = min(_MOST_THREADS, os.cpu_count() or 1)
+    layers: list[Layer] = []
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="engine-load") as threads:
+        for layer in threads.map(source.layer, range(config.num_layers)):
+            layers.append(layer)
+            if progress is not None:
+                progress(len(layers), config.num_layers)
+    decoder = source.decoder(tuple(layers))
+    _return_freed_memory()
+    return decoder
 
 
-def _load_gguf(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    file = GgufFile.open(path)
-    config = ModelConfig.from_gguf(
-        file.metadata,
-        has_output_weight="output.weight" in file.tensors,
-        has_rope_factors="rope_freqs.weight" in file.tensors,
-    )
-    shapes = weight_shapes(config)
-    stored_names = {name: _gguf_name(name) for name in shapes}
-    _check_names(path, stored_names.values(), file.tensors)
-    for name, shape in shapes.items():
-        _check_shape(path, stored_names[name], file.tensors[stored_names[name]].shape, shape)
-    weights = {}
-    for name, stored_name in stored_names.items():
-        values = _unpermute(name, file.read(stored_name), config)
-        weights[name] = torch.from_numpy(values).to(device=device, dtype=dtype)
-    return config, weights
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Reads parts of the model to where and in what they compute."""
+
+    checkpoint: Checkpoint
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.checkpoint.config
+
+    def decoder(self, layers: tuple[Layer, ...]) -> Decoder:
+        config = self.config
+        factors = self.tensor(ROPE_FACTORS) if config.rope.has_factors else None
+        embedding, head = self._ends()
+        return Decoder(
+            config=config,
+            dtype=self.dtype,
+            embedding=embedding,
+            layers=layers,
+            norm=self._norm(NORM),
+            head=head,
+            frequencies=rotary_frequencies(config.rope, config.head_dim, factors, self.device),
+        )
+
+    def layer(self, index: int) -> Layer:
+        prefix = layer_prefix(index)
+        has_head_norms = self.config.variant.has_qk_norm
+        return Layer(
+            attention_norm=self._norm(f"{prefix}input_layernorm.weight"),
+            qkv=self._linear(*(f"{prefix}self_attn.{name}_proj" for name in "qkv"), bias=self._has_bias),
+            query_norm=self._norm(f"{prefix}self_attn.q_norm.weight") if has_head_norms else None,
+            key_norm=self._norm(f"{prefix}self_attn.k_norm.weight") if has_head_norms else None,
+            output=self._linear(f"{prefix}self_attn.o_proj"),
+            feed_forward_norm=self._norm(f"{prefix}post_attention_layernorm.weight"),
+            gate_up=self._linear(f"{prefix}mlp.gate_proj", f"{prefix}mlp.up_proj"),
+            down=self._linear(f"{prefix}mlp.down_proj"),
+        )
+
+    def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        return self.checkpoint.read(name).to(device=self.device, dtype=dtype)
+
+    @property
+    def _has_bias(self) -> bool:
+        return self.config.variant.has_qkv_bias
+
+    def _ends(self) -> tuple[Embedding, Linear]:
+        """On a CPU the head is packed, so that a tied table of embeddings would be a second copy: it stays mapped."""
+        checkpoint = self.checkpoint
+        head = linear_of(self.tensor(EMBEDDINGS if self.config.tie_embeddings else HEAD, self.dtype))
+        if self.device.type == "cpu":
+            return MappedEmbedding(lambda tokens: checkpoint.rows(EMBEDDINGS, tokens)), head
+        tied = getattr(head, "weight", None) if self.config.tie_embeddings else None
+        return TableEmbedding(self.tensor(EMBEDDINGS, self.dtype) if tied is None else tied), head
+
+    def _norm(self, name: str) -> RmsNorm:
+        return RmsNorm.of(self.tensor(name), self.config.rms_norm_eps)
+
+    def _linear(self, *names: str, bias: bool = False) -> Linear:
+        """The projections of one input, one below the other."""
+        weight = _joined([self.tensor(f"{name}.weight", self.dtype) for name in names])
+        return linear_of(weight, _joined([self.tensor(f"{name}.bias", self.dtype) for name in names]) if bias else None)
 
 
-def _gguf_name(name: str) -> str:
-    if name in _OUTER_NAMES:
-        return _OUTER_NAMES[name]
-    index, suffix = name.removeprefix("model.layers.").split(".", 1)
-    return f"blk.{index}.{_LAYER_NAMES[suffix]}"
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
 
 
-def _unpermute(name: str, values: Floats, config: ModelConfig) -> Floats:
-    """Llama's GGUFs interleave the two rotary halves of each query and key head; ours are side by side."""
-    if name.endswith("q_proj.weight"):
-        num_heads = config.num_heads
-    elif name.endswith("k_proj.weight"):
-        num_heads = config.num_kv_heads
-    else:
-        return values
-    interleaved = values.reshape(num_heads, config.head_dim // 2, 2, -1)
-    return interleaved.swapaxes(1, 2).reshape(values.shape)
-
-
-def _load_safetensors(
-    folder: Path, dtype: torch.dtype, device: torch.device
-) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    generation = folder / "generation_config.json"
-    config = ModelConfig.from_huggingface(
-        read_json_object(folder / "config.json"),
-        read_json_object(generation) if generation.exists() else None,
-    )
-    shapes = weight_shapes(config)
-    homes = _homes(folder)
-    ignored = {name for name in homes if name.endswith(_RECOMPUTED)}
-    if config.tie_embeddings:
-        ignored.add("lm_head.weight")
-    _check_names(folder, shapes, homes.keys() - ignored)
-    weights = {}
-    for file in sorted(set(homes.values())):
-        wanted = {name: shape for name, shape in shapes.items() if homes[name] == file}
-        for name, tensor in _read_safetensors(file, wanted):
-            weights[name] = tensor.to(device=device, dtype=dtype)
-    return config, weights
-
-
-def _homes(folder: Path) -> dict[str, Path]:
-    """Tensor name -> the safetensors file that holds it."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        return _homes_by_index(folder, index)
-    file = folder / "model.safetensors"
-    if not file.exists():
-        raise WeightFileError(f"{folder}: neither model.safetensors nor {index.name} is there")
-    with _open_safetensors(file) as opened:
-        return dict.fromkeys(opened.keys(), file)
-
-
-def _homes_by_index(folder: Path, index: Path) -> dict[str, Path]:
-    weight_map = read_json_object(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise WeightFileError(f"{index}: weight_map is not an object")
-    homes: dict[str, Path] = {}
-    for name, shard in weight_map.items():
-        if not isinstance(shard, str) or shard != Path(shard).name or not (folder / shard).is_file():
-            raise WeightFileError(f"{index}: the file {shard!r} of tensor {name} is not in this folder")
-        homes[name] = folder / shard
-    return homes
-
-
-def _read_safetensors(file: Path, wanted: Mapping[str, Shape]) -> Iterator[tuple[str, torch.Tensor]]:
-    with _open_safetensors(file) as opened:
-        _check_present(file, wanted, opened.keys())
-        for name, shape in wanted.items():
-            stored = opened.get_slice(name)
-            _check_shape(file, name, tuple(stored.get_shape()), shape)
-            if stored.get_dtype() not in _STORED_AS_FLOAT:
-                raise WeightFileError(f"{file}: tensor {name} has type {stored.get_dtype()}, not a float type")
-            yield name, opened.get_tensor(name)
-
-
-def _open_safetensors(file: Path) -> Any:
-    try:
-        return safe_open(file, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise WeightFileError(f"{file}: not a sound safetensors file: {error}") from None
-
-
-def _check_names(where: Path, wanted: Iterable[str], stored: Iterable[str]) -> None:
-    wanted, stored = set(wanted), set(stored)
-    _check_present(where, wanted, stored)
-    if unexpected := stored - wanted:
-        raise WeightFileError(f"{where}: unexpected tensors {_some(unexpected)}")
-
-
-def _check_present(where: Path, wanted: Iterable[str], stored: Iterable[str]) -> None:
-    if missing := set(wanted) - set(stored):
-        raise WeightFileError(f"{where}: missing tensors {_some(missing)}")
-
-
-def _some(names: set[str], limit: int = 5) -> str:
-    shown = ", ".join(sorted(names)[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
-
-
-def _check_shape(where: Path, name: str, stored: Shape, wanted: Shape) -> None:
-    if stored != wanted:
-        raise WeightFileError(f"{where}: tensor {name} has shape {stored}, the config asks for {wanted}")
+def _return_freed_memory() -> None:
+    """What reading left free in the C library's pools goes back to the system; elsewhere than with glibc, nothing."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.model.attention import KVCache
+from engine.model.kv_cache import KVCache
 from engine.prefixes import Copy, Medium
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 
-from engine.model.config import ModelError, gguf_eos_token_ids, read_json_object
+from engine.model.config import gguf_eos_token_ids
+from engine.model.fields import ModelError, read_json_object
 from engine.model.gguf import MetaValue
 
 # GGUF's numbers for what a token is.

@@ -6,7 +6,7 @@ import pytest
 
 from engine.app import StartError, build, listen
 from engine.config import EngineConfig
-from engine.model.config import ModelError
+from engine.model.fields import ModelError
 from tests.engine.model.gguf_writer import f32, write_gguf
 from tests.engine.model.tiny_tokenizer import METADATA, TOKENS
 
@@ -94,10 +94,10 @@ def test_a_host_that_is_not_ours_is_named() -> None:
         listen("192.0.2.1", 0)
 
 
-def test_half_precision_halves_the_blocks_bytes(model: Path) -> None:
+def test_on_a_cpu_the_kv_is_float32_whatever_the_weights_are(model: Path) -> None:
     parts = build(config(model, dtype="bfloat16", kv_cache_gib=blocks_gib(20)))
-    assert "bfloat16, 40 KV blocks" in parts.about
-    assert parts.service.engine.core.scheduler.pool.num_blocks == 40
+    assert "bfloat16, 20 KV blocks" in parts.about
+    assert parts.service.engine.core.scheduler.pool.num_blocks == 20
 
 
 def test_the_host_tier_and_the_events_are_as_configured(model: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.core import EngineCore
-from engine.model.attention import KVCache
+from engine.model.kv_cache import KVCache
 from engine.runner import Runner
 from engine.sequence import FinishReason, Request
 from tests.engine.model.tiny_llama import dense_greedy, tiny_config, tiny_llama, tiny_weights

@@ -2,7 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.model.config import ModelConfig, ModelError, read_json_object
+from engine.model import variants
+from engine.model.config import Llama3Scaling, ModelConfig, Rope
+from engine.model.fields import ModelError, read_json_object
 
 LLAMA: dict[str, object] = {
     "model_type": "llama",
@@ -41,7 +43,7 @@ def test_both_formats_give_the_same_config() -> None:
     config = ModelConfig.from_huggingface(LLAMA)
     assert config == ModelConfig.from_gguf(GGUF, has_output_weight=False)
     assert config == ModelConfig(
-        architecture="llama",
+        variant=variants.of_huggingface("llama"),
         hidden_size=64,
         intermediate_size=96,
         num_layers=2,
@@ -50,11 +52,12 @@ def test_both_formats_give_the_same_config() -> None:
         head_dim=16,
         vocab_size=40,
         max_position=128,
-        rope_theta=100000.0,
+        rope=Rope(100000.0),
         rms_norm_eps=1e-5,
         tie_embeddings=True,
         eos_token_ids=(2,),
         bos_token_id=1,
+        windows=(None, None),
     )
 
 
@@ -68,7 +71,7 @@ def test_fields_that_are_left_out_have_the_format_s_defaults() -> None:
         "eos_token_id",
     }
     config = ModelConfig.from_huggingface({key: value for key, value in LLAMA.items() if key not in optional})
-    assert (config.num_kv_heads, config.rope_theta, config.rms_norm_eps) == (4, 10_000.0, 1e-6)
+    assert (config.num_kv_heads, config.rope, config.rms_norm_eps) == (4, Rope(10_000.0), 1e-6)
     assert (config.tie_embeddings, config.bos_token_id, config.eos_token_ids) == (False, None, ())
     without_size = {key: value for key, value in GGUF.items() if key != "llama.vocab_size"}
     assert (
@@ -77,18 +80,51 @@ def test_fields_that_are_left_out_have_the_format_s_defaults() -> None:
     )
 
 
-def test_mistral_without_a_window_has_llama_s_layers() -> None:
-    mistral = LLAMA | {"model_type": "mistral", "sliding_window": None, "head_dim": 32}
-    config = ModelConfig.from_huggingface(mistral)
-    assert (config.architecture, config.head_dim) == ("llama", 32)
-    with pytest.raises(ModelError, match=r"sliding_window = 4096 is not supported"):
-        ModelConfig.from_huggingface(mistral | {"sliding_window": 4096})
+def test_mistral_looks_back_over_its_window() -> None:
+    mistral = LLAMA | {"model_type": "mistral", "head_dim": 32}
+    assert ModelConfig.from_huggingface(mistral | {"sliding_window": 7}).windows == (7, 7)
+    assert ModelConfig.from_huggingface(mistral | {"sliding_window": None}).windows == (None, None)
+    assert ModelConfig.from_huggingface(mistral).windows == (4096, 4096)
+    assert ModelConfig.from_gguf(GGUF | {"llama.attention.sliding_window": 9}, has_output_weight=True).windows == (9, 9)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_qwen_has_a_window_in_its_later_layers_if_it_says_so(family: str) -> None:
+    qwen = LLAMA | {"model_type": family, "sliding_window": 7, "max_window_layers": 1}
+    assert ModelConfig.from_huggingface(qwen).windows == (None, None)
+    assert ModelConfig.from_huggingface(qwen | {"use_sliding_window": False}).windows == (None, None)
+    assert ModelConfig.from_huggingface(qwen | {"use_sliding_window": True}).windows == (None, 7)
+
+
+def test_families_differ_in_biases_and_norms_of_heads() -> None:
+    found = {name: ModelConfig.from_huggingface(LLAMA | {"model_type": name}).variant for name in ("qwen2", "qwen3")}
+    assert (found["qwen2"].has_qkv_bias, found["qwen2"].has_qk_norm) == (True, False)
+    assert (found["qwen3"].has_qkv_bias, found["qwen3"].has_qk_norm) == (False, True)
+
+
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+def test_scaled_rope_is_read(field: str) -> None:
+    scaled = ModelConfig.from_huggingface(LLAMA | {field: LLAMA_3})
+    assert scaled.rope == Rope(100000.0, llama3=Llama3Scaling(8.0, 1.0, 4.0, 8192))
+    assert ModelConfig.from_huggingface(LLAMA | {field: {"type": "linear", "factor": 2.0}}).rope.linear_factor == 2.0
+    linear = GGUF | {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
+    assert ModelConfig.from_gguf(linear, has_output_weight=False).rope.linear_factor == 2.0
+    assert ModelConfig.from_gguf(GGUF, has_output_weight=False, has_rope_factors=True).rope.has_factors
 
 
 def test_rope_theta_is_read_where_newer_files_put_it() -> None:
     old = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
     config = ModelConfig.from_huggingface(old | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}})
-    assert config.rope_theta == 5e5
+    assert config.rope.theta == 5e5
 
 
 def test_end_tokens_of_all_files_are_joined() -> None:
@@ -101,14 +137,20 @@ def test_end_tokens_of_all_files_are_joined() -> None:
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"model_type": "qwen2"}, r"model_type: 'qwen2' is not supported; supported: llama, mistral"),
+        ({"model_type": "gemma"}, r"model_type: 'gemma' is not supported; supported: llama, mistral, qwen2, qwen3"),
+        ({"sliding_window": 7}, "sliding_window = 7 is not supported"),
         ({"model_type": None}, "model_type is missing"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
         ({"attention_bias": True}, "attention_bias = True is not supported"),
         ({"mlp_bias": True}, "mlp_bias = True"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling: rope_type = 'llama3'"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: type = 'linear'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling: low_freq_factor is missing"),
+        (
+            {"rope_scaling": LLAMA_3 | {"high_freq_factor": 1.0}},
+            r"high_freq_factor must be above low_freq_factor \(1\)",
+        ),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling: type = 'dynamic'"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling: factor must be a positive number"),
         ({"rope_scaling": 8}, "rope_scaling is not an object"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters: rope_type = 'yarn'"),
         ({"hidden_size": 0}, "hidden_size must be a positive whole number"),
@@ -134,7 +176,7 @@ def test_huggingface_config_that_cannot_be_honoured_is_refused_by_name(
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"general.architecture": "gemma"}, "architecture: 'gemma' is not supported; supported: llama"),
+        ({"general.architecture": "gemma"}, "architecture: 'gemma' is not supported; supported: llama, qwen2, qwen3"),
         ({"llama.rope.scaling.type": "yarn"}, r"llama\.rope\.scaling\.type = 'yarn' is not supported"),
         ({"llama.rope.dimension_count": 8}, r"llama\.rope\.dimension_count = 8 is not supported \(only 16 is\)"),
         ({"llama.attention.value_length": 8}, r"value_length = 8 is not supported"),
@@ -145,11 +187,6 @@ def test_huggingface_config_that_cannot_be_honoured_is_refused_by_name(
 def test_gguf_that_cannot_be_honoured_is_refused_by_name(changed: dict[str, object], complaint: str) -> None:
     with pytest.raises(ModelError, match=complaint):
         ModelConfig.from_gguf(GGUF | changed, has_output_weight=False)
-
-
-def test_gguf_with_rope_factors_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"rope_freqs\.weight: scaled rope"):
-        ModelConfig.from_gguf(GGUF, has_output_weight=False, has_rope_factors=True)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])

@@ -5,8 +5,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from engine.model.config import ModelError
-from engine.model.gguf import GgufFile, WeightFileError, find_gguf
+from engine.model.fields import ModelError
+from engine.model.gguf import GgufFile, find_gguf
+from engine.model.weights import WeightFileError
 from tests.engine.model import gguf_writer as writer
 from tests.engine.model.gguf_writer import Scalar, Stored, write_gguf
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from engine.model.attention import KVCache
+from engine.model.kv_cache import KVCache
 from engine.model.tiers import KVTiers
 from engine.prefixes import Copy, Medium
 from tests.engine.model.tiny_llama import tiny_config

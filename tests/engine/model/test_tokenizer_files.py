@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from engine.model.config import ModelError
+from engine.model.fields import ModelError
 from engine.model.gguf import GgufFile, MetaValue
 from engine.model.tokenizer_files import read_folder, read_gguf
 from tests.engine.model.gguf_writer import write_gguf

@@ -1,0 +1,114 @@
+"""The decoder of the Llama and Qwen families: the order of the arithmetic.
+
+Knows layers as they were loaded. Must not know files, names in them, batching policy or sampling.
+
+What runs from layer to layer is float32 whatever the matrices are: only they gain from a shorter type.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from engine.model.attention import Paging
+from engine.model.config import ModelConfig
+from engine.model.embedding import Embedding
+from engine.model.layers import RmsNorm, Rotation
+from engine.model.linear import Linear
+
+Deltas = Callable[[Tensor, Tensor, int, str], None]
+"""(outputs, inputs, layer, projection): adds in place to `outputs` [tokens, out], which may be a slice of columns, what
+each token's adapter makes of `inputs` [tokens, in]. The projection is one of PROJECTIONS. None where no token of the
+batch has an adapter: it then costs nothing."""
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """`qkv` gives queries, keys and values side by side, `gate_up` the two halves of the feed-forward. The norms of
+    single heads are None where the family has none."""
+
+    attention_norm: RmsNorm
+    qkv: Linear
+    query_norm: RmsNorm | None
+    key_norm: RmsNorm | None
+    output: Linear
+    feed_forward_norm: RmsNorm
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """`frequencies` are those of the rotary positions; `dtype` is what the matrices compute in."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    embedding: Embedding
+    layers: tuple[Layer, ...]
+    norm: RmsNorm
+    head: Linear
+    frequencies: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.frequencies.device
+
+    def hidden(self, tokens: Tensor, positions: Tensor, paging: Paging, deltas: Deltas | None = None) -> Tensor:
+        """[tokens] ids at [tokens] positions -> [tokens, hidden] final states, float32; their KV is in the cache
+        then."""
+        rotation = Rotation.of(positions, self.frequencies)
+        hidden = self.embedding(tokens)
+        for index, layer in enumerate(self.layers):
+            normed = layer.attention_norm(hidden).to(self.dtype)
+            hidden += self._attention(index, layer, normed, rotation, paging, deltas)
+            normed = layer.feed_forward_norm(hidden).to(self.dtype)
+            hidden += self._feed_forward(index, layer, normed, deltas)
+        return self.norm(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocabulary], float32."""
+        return self.head(hidden).float()
+
+    def _attention(
+        self, index: int, layer: Layer, normed: Tensor, rotation: Rotation, paging: Paging, deltas: Deltas | None
+    ) -> Tensor:
+        config = self.config
+        projected = layer.qkv(normed)
+        num_queries, num_keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        if deltas is not None:
+            parts = torch.split(projected, [num_queries, num_keys, num_keys], dim=-1)
+            for part, name in zip(parts, PROJECTIONS[:3], strict=True):
+                deltas(part, normed, index, name)
+        heads = projected.float().view(len(normed), -1, config.head_dim)
+        self._norm_heads(layer, heads)
+        rotation.turn_(heads[:, : config.num_heads + config.num_kv_heads])
+        dtype = paging.cache.blocks.dtype
+        fresh = heads[:, config.num_heads :].to(dtype)
+        attended = paging.attend(index, heads[:, : config.num_heads].to(dtype), fresh).flatten(1).to(self.dtype)
+        output = layer.output(attended)
+        if deltas is not None:
+            deltas(output, attended, index, "o_proj")
+        return output
+
+    def _norm_heads(self, layer: Layer, heads: Tensor) -> None:
+        if layer.query_norm is None or layer.key_norm is None:
+            return
+        queries = heads[:, : self.config.num_heads]
+        keys = heads[:, self.config.num_heads : self.config.num_heads + self.config.num_kv_heads]
+        queries.copy_(layer.query_norm(queries))
+        keys.copy_(layer.key_norm(keys))
+
+    def _feed_forward(self, index: int, layer: Layer, normed: Tensor, deltas: Deltas | None) -> Tensor:
+        gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+        if deltas is not None:
+            deltas(gate, normed, index, "gate_proj")
+            deltas(up, normed, index, "up_proj")
+        inner = silu(gate).mul_(up)
+        output = layer.down(inner)
+        if deltas is not None:
+            deltas(output, inner, index, "down_proj")
+        return output
