@@ -3,14 +3,14 @@ knows all rooms; decides nothing that a room could."""
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
+import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -18,25 +18,31 @@ from aiohttp import web
 
 from router import pages
 from router.admission.gate import Gate
+from router.admission.opening import band_terms, check_addresses, open_keyring
 from router.admission.queue import LocalQueue
-from router.config import ConfigError, Settings
-from router.core import Decision, Demand, Headers, Lease, Outcome, Pool, Replica, Request
+from router.config import ConfigError, Settings, state_folder
+from router.core import Decision, Demand, Lease, Pool, Replica, Request
 from router.errand import Errand
+from router.listening import LastReply, Served, names_port, new_sockets, open_admin, open_grpc
 from router.placement import Placement
 from router.plugins import PluginError
-from router.ports import Flow, Reply
+from router.ports import Reply
+from router.prefix.changes import Change, apply
+from router.prefix.feeds import FeedAddress, Feeds
 from router.prefix.index import BlockIndex
+from router.prefix.knowledge import Knowledge
 from router.prefix.reader import Prompts
 from router.prefix.source import SourceError, TokenizerSource
 from router.proxy import Proxy, ProxyLimits
 from router.relay import Relay, RelayTimes
-from router.replicas.discovery.static import StaticDiscovery, parse_replica
+from router.replicas.discovery.static import StaticDiscovery, parse_replicas
 from router.replicas.registry import Registry
 from router.retries import RetryBudget
 from router.routing.presets import open_parts, preset
 from router.telemetry.journal import Journal
 from router.telemetry.metrics import Metrics
 from router.transports.http import ClientConnection, DataPort, PortLimits
+from router.transports.keypages import add_key_routes, guard
 from router.transports.web import Views, admin_routes, data_routes
 from router.upstream.http import HttpUpstream
 from router.workers.sharing import Sharing
@@ -63,15 +69,20 @@ class Router:
         self.logger = logger
         self.sharing = sharing
         self.metrics = Metrics()
+        self.keyring = open_keyring(settings, state_folder(settings, os.environ))
+        check_addresses(settings, self.keyring.callers)
         self.gate = self._new_gate()
         self.relays: set[Relay] = set()
         self.index = BlockIndex(settings.index_bytes)
         self.prompts = Prompts(cache_bytes=settings.token_cache_bytes)
+        self.knowledge = Knowledge(self.index, self.prompts.has_tokenizer)
+        self.feeds = Feeds(self._told, self.knowledge.told)
         self.registry = self._new_registry()
         self.placement = self._new_placement()
         self.queue = self._new_queue()
         self.upstream = HttpUpstream(time.monotonic)
         self.proxy = self._new_proxy()
+        self.sockets = new_sockets(settings, self.proxy.begin, time.monotonic)
         self.lag_s = 0.0
         self.port: DataPort | None = None
         self.drain_timeout_s = settings.drain_timeout_s
@@ -83,7 +94,7 @@ class Router:
 
         Raises ConfigError where a port cannot be had.
         """
-        await self.run_with(stop, on_open, self._listen, self.registry.run)
+        await self.run_with(stop, on_open, self._listen, self._watch_replicas)
 
     async def run_with(
         self,
@@ -101,11 +112,17 @@ class Router:
                 group.create_task(self._sweep(port)),
             ]
             _settle_memory()
-            on_open()
-            await stop.wait()
-            await self._drain()
+            async with open_grpc(self.settings, self._served()):
+                on_open()
+                await stop.wait()
+                await self._drain()
             for task in running:
                 task.cancel()
+
+    async def _watch_replicas(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.registry.run())
+            group.create_task(self.feeds.run())
 
     @property
     def is_loading(self) -> bool:
@@ -117,21 +134,26 @@ class Router:
         if self.port is not None:
             self.port.begin = self._begin_last
             self.port.limits = replace(self.port.limits, idle_timeout_s=LAST_IDLE_S)
+            self.sockets.drain()
 
     @property
     def is_deserted(self) -> bool:
         """Is no client connected?"""
-        return self.port is None or not self.port.connections
+        return self.port is None or not (self.port.connections or self.sockets.open)
 
     @contextlib.asynccontextmanager
     async def _open_port(self) -> AsyncIterator[DataPort]:
         """All that serves connections; nobody listens yet."""
-        data = web.AppRunner(data_routes(self._views()), handler_cancellation=True, access_log=None)
+        routes = data_routes(self._views())
+        routes.middlewares.append(guard(self.keyring))
+        data = web.AppRunner(routes, handler_cancellation=True, access_log=None)
         await data.setup()
         self.port = port = self._new_port(data)
+        port.sockets = self.sockets
         try:
             yield port
         finally:
+            self.sockets.close()
             await port.close()
             await self.upstream.close()
             self.prompts.close()
@@ -144,7 +166,10 @@ class Router:
         with names_port(settings.host, settings.port, "--port"):
             server = await loop.create_server(lambda: ClientConnection(port), settings.host, settings.port)
         try:
-            async with open_admin(admin_routes(self._views()), settings):
+            routes = admin_routes(self._views())
+            routes.middlewares.append(guard(self.keyring))
+            add_key_routes(routes, self.keyring)
+            async with open_admin(routes, settings):
                 yield
         finally:
             server.close()
@@ -152,6 +177,7 @@ class Router:
     async def _drain(self) -> None:
         """Readiness fails and new work is refused at once; what is open may end, until the deadline."""
         self.gate.drain()
+        self.sockets.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.drain_timeout_s):
                 await self.gate.wait_empty()
@@ -171,15 +197,33 @@ class Router:
         while True:
             await asyncio.sleep(SWEEP_S)
             port.sweep()
+            await self.keyring.refresh()
+            self.sockets.sweep()
             self.upstream.sweep()
+            self.knowledge.sweep(time.monotonic())
             if self.sharing is not None:
                 self.sharing.desk.sweep()
 
     def _on_identified(self, replica: Replica, pool: Pool, document: Mapping[str, object] | None) -> None:
         """A pool's first replica brings its tokenizer, from the path that its spec names or from its own answer."""
+        self.knowledge.identified(replica)
+        if self.sharing is None:  # else the feed process listens
+            self.feeds.follow(replica.id, replica.spec, FeedAddress.of(replica.spec, replica.engine), pool.block_size)
         if pool in self._tokenizers or (document is None and replica.spec.tokenizer is None):
             return
         self._tokenizers[pool] = self._group.create_task(self._load_tokenizer(pool, replica, document))
+
+    def _on_lost(self, id: str) -> None:
+        """It failed or is gone, and what it had cached with it."""
+        self.index.remove(id)
+        self.knowledge.forget(id)
+        self.feeds.lost(id)
+        if all(replica.id != id for replica in self.registry.replicas()):
+            self.feeds.leave(id)
+
+    def _told(self, id: str, changes: Sequence[Change]) -> None:
+        for change in changes:
+            apply(self.index, id, change)
 
     async def _load_tokenizer(self, pool: Pool, replica: Replica, document: Mapping[str, object] | None) -> None:
         path = replica.spec.tokenizer
@@ -196,13 +240,13 @@ class Router:
     def _new_registry(self) -> Registry:
         settings = self.settings
         try:
-            discovery = StaticDiscovery([parse_replica(text) for text in settings.replica])
+            discovery = StaticDiscovery([spec for text in settings.replica for spec in parse_replicas(text)])
         except ValueError as error:
             raise ConfigError(f"The setting `replica` is wrong: {error}") from None
         return Registry(
             discovery,
             on_change=self._on_change,
-            on_lost=self.index.remove,
+            on_lost=self._on_lost,
             on_identified=self._on_identified,
             on_suspect=self.sharing.suspected if self.sharing is not None else lambda _: None,
             on_cooled=self.sharing.cooled if self.sharing is not None else lambda _: None,
@@ -222,16 +266,30 @@ class Router:
         if self.sharing is not None:
             available = self._available_now
             reserve = self._reserve_and_tell
-        return Placement(available, registry.has_ready, reserve, self.index, policy, time.monotonic)
+        on_device = self.index.match_device
+        clock = time.monotonic
+        return Placement(available, registry.has_ready, reserve, self.index, policy, clock, on_device=on_device)
 
     def _new_gate(self) -> Gate:
-        most, sharing = self.settings.max_open_requests, self.sharing
-        return Gate(most) if sharing is None else Gate(most, sharing.desk.num_open_elsewhere, sharing.count_open)
+        most, sharing, callers = self.settings.max_open_requests, self.sharing, self.keyring.callers
+        if sharing is None:
+            return Gate(most, callers=callers, is_busy=self._is_busy)
+        return Gate(most, sharing.desk.num_open_elsewhere, sharing.count_open, callers, self._is_busy)
+
+    def _is_busy(self, model: str) -> bool:
+        """Does anybody wait for a replica of this model?"""
+        found = self.registry.find(model)
+        return found is not None and self.queue.num_waiting_in(found[0]) > 0
 
     def _new_queue(self) -> LocalQueue:
         settings, on_waiting = self.settings, None if self.sharing is None else self._on_waiting
         return LocalQueue(
-            self.placement, time.monotonic, settings.max_waiting, settings.queue_timeout_s, on_waiting=on_waiting
+            self.placement,
+            time.monotonic,
+            settings.max_waiting,
+            settings.queue_timeout_s,
+            on_waiting=on_waiting,
+            terms=band_terms(settings),
         )
 
     def _on_change(self) -> None:
@@ -288,7 +346,7 @@ class Router:
             ),
             times=RelayTimes(settings.heartbeat_after_s, settings.heartbeat_interval_s),
             budget=RetryBudget(settings.retry_budget_ratio),
-            journal=Journal(self.metrics, self.logger),
+            journal=Journal(self.metrics, self.logger, self.knowledge.failed, self.knowledge.answered),
             open_relays=self.relays,
         )
 
@@ -303,6 +361,9 @@ class Router:
             PortLimits(request_timeout_s=settings.request_timeout_s, max_body_bytes=settings.max_body_bytes),
         )
 
+    def _served(self) -> Served:
+        return Served(self.proxy.begin, self.registry.models, lambda: pages.readiness(self)[0], time.monotonic)
+
     def _views(self) -> Views:
         return Views(
             version=version("pointsman"),
@@ -313,48 +374,6 @@ class Router:
             set_draining=lambda id, on: pages.set_draining(self.registry, id, on),
             metrics=self.metrics.render,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class LastReply:
-    """A `ports.Reply` that asks its client to come back on another connection."""
-
-    reply: Reply
-
-    def bind(self, flow: Flow) -> None:
-        self.reply.bind(flow)
-
-    def head(self, status: int, headers: Headers, own: Headers = (), length: int | None = None) -> None:
-        self.reply.head(status, headers, (*own, ("connection", "close")), length)
-
-    def write(self, payload: bytes, framed: bytes | None = None) -> None:
-        self.reply.write(payload, framed)
-
-    def end(self, outcome: Outcome, *, is_complete: bool) -> None:
-        self.reply.end(outcome, is_complete=is_complete)
-
-
-@contextlib.asynccontextmanager
-async def open_admin(routes: web.Application, settings: Settings) -> AsyncIterator[None]:
-    """The admin port, until the block is left. Raises ConfigError where it cannot be had."""
-    runner = web.AppRunner(routes, handler_cancellation=True, access_log=None)
-    await runner.setup()
-    try:
-        with names_port(settings.admin_host, settings.admin_port, "--admin-port"):
-            await web.TCPSite(runner, settings.admin_host, settings.admin_port).start()
-        yield
-    finally:
-        await runner.cleanup()
-
-
-@contextlib.contextmanager
-def names_port(host: str, port: int, flag: str) -> Iterator[None]:
-    """A port that cannot be had is a wrong setting."""
-    try:
-        yield
-    except OSError as error:
-        reason = "is already in use" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror})"
-        raise ConfigError(f"The address {host}:{port} {reason}; choose another with {flag}.") from None
 
 
 def _settle_memory() -> None:

@@ -13,7 +13,9 @@ from typing import NoReturn
 
 import uvloop
 
-from router import admin, chat, child, config, up
+from router import admin, chat, child, config, keycommands, up
+from router.admission.keyring import Keyring
+from router.admission.opening import open_keyring
 from router.app import Router
 from router.company import open_front
 from router.config import ConfigError, Settings
@@ -25,6 +27,8 @@ ADMIN_URL = "http://127.0.0.1:30002"
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command; the exit status is 0, 1 for a failure, or 2 for wrong usage."""
+    # `up` starts engines from a process that may speak gRPC: it would meddle with that, and say so in their logs.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["engine"]:
         _exec_engine(words[1:])
@@ -100,12 +104,22 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=lambda flags: asyncio.run(chat.chat(_chat_options(flags), flags.message)))
 
 
+def _add_keys(parser: argparse.ArgumentParser) -> None:
+    keycommands.add_keys(parser, _keyring)
+
+
+def _add_tenants(parser: argparse.ArgumentParser) -> None:
+    keycommands.add_tenants(parser, _keyring)
+
+
 _COMMANDS: Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]] = {
     "up": (_add_up, "fetch a small model, start engine replicas and the router, and say how to talk to them"),
     "serve": (_add_serve, "run the router in front of replicas that are there"),
     "check": (_add_check, "check the settings, and print them all as TOML"),
     "replicas": (_add_replicas, "show the replicas of a running router"),
     "drain": (_add_drain, "send a replica nothing new"),
+    "keys": (_add_keys, "create, list, change and revoke API keys"),
+    "tenants": (_add_tenants, "shares and limits that hold for all keys of a tenant"),
     "chat": (_add_chat, "talk to a model through the router"),
 }
 
@@ -116,6 +130,11 @@ _CHILDREN: Mapping[str, Callable[[int], int]] = {"worker": child.run_router, "fe
 
 def _settings(flags: argparse.Namespace, defaults: Mapping[str, object] = MappingProxyType({})) -> Settings:
     return config.load(config.given(vars(flags)), os.environ, flags.config, defaults)
+
+
+def _keyring(flags: argparse.Namespace) -> Keyring:
+    settings = _settings(flags)
+    return open_keyring(settings, config.state_folder(settings, os.environ))
 
 
 def _chat_options(flags: argparse.Namespace) -> chat.ChatOptions:

@@ -87,6 +87,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     template_options: Mapping[str, object] = {}
     cache_salt: str | None = None
     priority: int = 0
+    band: Band | None = None
     max_tokens: int | None = None
     session: str | None = None
     slo: Slo | None = None

@@ -7,7 +7,8 @@ into one of these once, where it appears.
 
 
 class PointsmanError(Exception):
-    """Root of all errors that a client may see. `retry_after_s` becomes the Retry-After header (at most 60)."""
+    """Root of all errors that a client may see. `retry_after_s` becomes the Retry-After header (at most 60); `headers`
+    go with the answer as they are."""
 
     status = 500
     type = "server_error"
@@ -15,8 +16,16 @@ class PointsmanError(Exception):
     retryable = False
     blames_replica = False
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
         super().__init__(message)
+        self.headers = headers
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
@@ -61,6 +70,48 @@ class HeadTooLarge(InvalidRequest):
 class UnsupportedEncoding(InvalidRequest):
     status = 415
     code = "unsupported_content_encoding"
+
+
+class Unauthorized(PointsmanError):
+    """No valid key."""
+
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers=(("www-authenticate", "Bearer"),))
+
+
+class Forbidden(PointsmanError):
+    """The key is good, but not for this."""
+
+    status = 403
+    type = "invalid_request_error"
+    code = "permission_denied"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str = "permission_denied") -> None:
+        super().__init__(message, param=param)
+        self.code = code
+
+
+class RateLimited(PointsmanError):
+    """A key or tenant has had what it may have for now."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class BudgetSpent(PointsmanError):
+    """A key or tenant has had what it may have this day or month: another try is of no use."""
+
+    status = 429
+    type = "insufficient_quota"
+    code = "insufficient_quota"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers=(("x-should-retry", "false"),))
 
 
 class Overloaded(PointsmanError):

@@ -12,7 +12,11 @@ _HOP_BY_HOP = frozenset(
     "upgrade http2-settings".split()
 )
 # Never a replica's business: our framing, and what the client showed to us alone.
-_KEPT_FROM_REPLICA = _HOP_BY_HOP | frozenset("host content-length accept-encoding expect cookie x-request-id".split())
+_KEPT_FROM_REPLICA = _HOP_BY_HOP | frozenset(
+    "host content-length accept-encoding expect cookie x-request-id x-pointsman-priority x-pointsman-tenant "
+    "x-pointsman-timeout x-request-timeout x-llm-d-inference-objective x-gateway-inference-objective "
+    "x-dynamo-meta-policy-class x-llm-d-inference-fairness-id x-gateway-inference-fairness-id".split()
+)
 _CREDENTIALS = frozenset(("authorization", "x-api-key", "api-key"))
 _KEPT_FROM_CLIENT = _HOP_BY_HOP | frozenset(("server", "date", "x-request-id"))
 _KEPT_FROM_STREAMS = frozenset(("cache-control", "x-accel-buffering"))

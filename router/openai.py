@@ -36,14 +36,17 @@ class Peek(msgspec.Struct, kw_only=True):
     documents: list[Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    service_tier: str | None = None
+    timeout: float | None = None
 
     @property
     def template_options(self) -> Mapping[str, object]:
         """What the chat template is rendered with besides the messages; names as engines give them to it."""
         options: dict[str, object] = dict(self.chat_template_kwargs or {})
-        for name in ("tools", "documents", "add_generation_prompt"):
+        for name in ("tools", "documents", "add_generation_prompt", "continue_final_message"):
             if (value := getattr(self, name)) is not None:
                 options[name] = value
         return options

@@ -4,7 +4,7 @@ Rooms never import rooms: they meet here, and `app.py` hands each what it needs.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from router.core import (
     Attempt,
@@ -69,6 +69,22 @@ class Talk(Protocol):
 
     def lost(self) -> None:
         """The client has gone. All that it asked for is let go of before this returns."""
+
+
+class Teller(Protocol):
+    """Says a chat answer in another API's form, as bytes for its client. Chunks are `transports.chunks.Chunk`."""
+
+    def event(self, chunk: Any) -> bytes:
+        """What a chunk of a stream becomes; maybe nothing."""
+
+    def ending(self, failure: Any | None) -> bytes:
+        """What ends the stream, well or with a `chunks.Failure`."""
+
+    def whole(self, chunk: Any) -> bytes:
+        """The body of an answer that is no stream."""
+
+    def refusal(self, status: int, failure: Any) -> bytes:
+        """The body of an answer that is an error."""
 
 
 class Sink(Protocol):
@@ -152,6 +168,16 @@ class Placer(Protocol):
 
     def has_ready(self, demand: Demand) -> bool:
         """Is there a ready replica, full or not, that has not failed this demand?"""
+
+
+class BookStore(Protocol):
+    """Where the book of keys is kept, for all processes that go by it."""
+
+    async def load(self, known: str) -> tuple[str, bytes] | None:
+        """Version and document, an empty one where there is none yet; None where the version is still `known`."""
+
+    async def save(self, document: bytes, known: str) -> str | None:
+        """The new version; None, and nothing is changed, where the version is not `known` any more."""
 
 
 class Discovery(Protocol):

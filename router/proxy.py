@@ -12,9 +12,10 @@ import msgspec
 
 from router import headers
 from router.admission.gate import Gate
+from router.admission.passes import Pass
 from router.core import Attempt, Demand, Lease, Outcome, Pool, Prompt, Request
 from router.errand import Errand, own_task
-from router.errors import ContextTooLong, Draining, PointsmanError
+from router.errors import ContextTooLong, Displaced, Draining, PointsmanError
 from router.openai import without_field
 from router.ports import Clock, Placer, PromptReader, Queue, Reply, Upstream
 from router.relay import Phase, Relay, RelayTimes
@@ -70,11 +71,11 @@ class Proxy:
         self.open_relays.add(relay)
         outcome = Outcome.REJECTED
         try:
-            self.gate.enter()
+            passed = self.gate.enter(request)
             try:
-                await self._answer(request, relay)
+                await self._answer(request, relay, passed)
             finally:
-                self.gate.leave()
+                self.gate.leave(passed, relay.usage if passed.accounts else None)
             outcome = Outcome.OK
         except PointsmanError as error:
             outcome = relay.outcome_of(error)
@@ -90,12 +91,15 @@ class Proxy:
             self.open_relays.discard(relay)
             self.journal.ended(request, relay.lease, relay.status, relay.usage, outcome)
 
-    async def _answer(self, request: Request, relay: Relay) -> None:
+    async def _answer(self, request: Request, relay: Relay, passed: Pass) -> None:
         self.budget.earn()
         pool, adapter = self.find(request.model) or await self._known(request)
         prompt = await self.prompts.read(request, pool, adapter)
         _check_length(request, prompt, pool)
-        demand = Demand(request, pool, prompt, adapter)
+        if passed.accounts:
+            passed.charge(request, prompt.num_tokens)
+            relay.notes = passed.headers()
+        demand = Demand(request, pool, prompt, adapter, standing=passed.standing)
         while True:
             lease = await self.queue.place(demand)
             self.journal.placed(lease)
@@ -124,8 +128,11 @@ class Proxy:
 
     async def _next(self, demand: Demand, lease: Lease, relay: Relay, error: PointsmanError) -> Demand:
         """The demand for another try without this replica. Raises the error where there is none to be had."""
+        is_unanswered = relay.phase in (Phase.SILENT, Phase.HELD)
+        if isinstance(error, Displaced) and is_unanswered:
+            return msgspec.structs.replace(demand, num_displaced=demand.num_displaced + 1)
         again = msgspec.structs.replace(demand, tried=demand.tried | {lease.replica.id})
-        may_retry = error.retryable and relay.phase in (Phase.SILENT, Phase.HELD)
+        may_retry = error.retryable and is_unanswered
         if not may_retry or len(again.tried) >= self.limits.max_attempts or not self.placer.has_ready(again):
             raise error
         if not self.budget.spend():

@@ -14,6 +14,7 @@ from router.errand import Ending, Errand, own_task
 from router.errors import (
     BadAnswer,
     ConnectionCut,
+    Displaced,
     Expired,
     PointsmanError,
     UpstreamError,
@@ -94,6 +95,7 @@ class Relay:
         "first_byte_at",
         "is_client_gone",
         "lease",
+        "notes",
         "phase",
         "request",
         "status",
@@ -106,6 +108,7 @@ class Relay:
         self.is_client_gone = False
         self.first_byte_at: float | None = None
         self.lease: Lease | None = None
+        self.notes: Headers = ()
         self._reply = reply
         self._clock = clock
         self._times = times
@@ -125,6 +128,7 @@ class Relay:
         self._incoming = Incoming(self._clock())
         self.first_byte_at = None  # an attempt before this one may have begun an event and not ended it
         self.lease, self._attempt = lease, attempt
+        lease.on_displaced = self._displaced
         self._ending = Ending(loop=asyncio.get_running_loop())
         try:
             self._exchange = upstream.open_now(attempt, self)
@@ -265,7 +269,7 @@ class Relay:
     def _open_reply(self) -> None:
         """The head, or where that went out early, who answers and why as comments."""
         was, self.phase = self.phase, Phase.FLOWING
-        own = () if self.lease is None else headers.own(self.lease)
+        own = self.notes if self.lease is None else headers.own(self.lease) + self.notes
         if was is Phase.SILENT:
             answer = self._incoming
             is_stream = answer.events is not None
@@ -290,7 +294,9 @@ class Relay:
             fields = (*fields, ("retry-after", wait))
         own = headers.own(self.lease) if self.lease is not None else (("x-request-id", self.request.id),)
         self.status = error.status
-        self._reply.head(error.status, fields, own, len(body))
+        # An error's own words stand for what is noted under the same names.
+        notes = self.notes if not error.headers else ()
+        self._reply.head(error.status, fields, (*own, *notes, *error.headers), len(body))
         self._reply.write(body)
         self._reply.end(self.outcome_of(error), is_complete=True)
 
@@ -320,6 +326,10 @@ class Relay:
         if self._exchange is not None:
             self._exchange.abort()
             self._settle(error)
+
+    def _displaced(self) -> None:
+        """A higher band needs this place; nothing has been answered yet, so that the request can have another."""
+        self._interrupt(Displaced("A request of a higher class took this one's place.", retry_after_s=1.0))
 
     def _settle(self, error: PointsmanError | None) -> None:
         if self._ending is not None:

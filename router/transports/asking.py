@@ -2,12 +2,15 @@
 and which headers become fields of a request; knows nothing of sockets."""
 
 from router import openai
+from router.admission.terms import asked_band, asked_deadline
 from router.core import Headers, Request, Surface
 from router.headers import request_id
 
 
 def new_request(surface: Surface, body: bytes, headers: Headers, now: float, deadline: float) -> Request:
-    """`now` and `deadline` in seconds of the router's clock. Raises InvalidRequest that names the field."""
+    """`now` and the latest `deadline` in seconds of the router's clock; the request may ask for a sooner one.
+
+    Raises InvalidRequest that names the field."""
     fields = openai.peek(body, surface)
     return Request(
         id=request_id(headers),
@@ -15,12 +18,14 @@ def new_request(surface: Surface, body: bytes, headers: Headers, now: float, dea
         model=fields.model,
         body=body,
         arrived=now,
-        deadline=deadline,
+        deadline=asked_deadline(headers, fields.timeout, now, deadline),
         is_stream=bool(fields.stream),
         messages=fields.messages if surface is Surface.CHAT else None,
         prompt=fields.prompt if surface is Surface.COMPLETIONS else fields.input,
         template_options=fields.template_options,
         cache_salt=fields.cache_salt,
         priority=fields.priority or 0,
+        band=asked_band(headers, fields.priority, fields.service_tier),
+        max_tokens=fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens,
         headers=headers,
     )

@@ -16,9 +16,11 @@ from router.errors import InvalidRequest, MethodNotAllowed, PointsmanError, Unkn
 from router.headers import request_id
 from router.heads import KnownHeads, learn_request
 from router.ports import Clock
+from router.transports.asking import new_request
 from router.transports.loan import Loan
 from router.transports.reader import Message, RequestReader
 from router.transports.reply import HttpReply, encode_head
+from router.transports.websocket.sockets import Sockets
 
 Begin = Callable[[Request, HttpReply], Errand]
 
@@ -65,6 +67,7 @@ class DataPort:
         self.refused = refused
         self.clock = clock
         self.limits = limits
+        self.sockets: Sockets | None = None
         self.known = KnownHeads(learn_request)
         self.connections: set[ClientConnection] = set()
 
@@ -195,7 +198,7 @@ class ClientConnection(asyncio.Protocol):
         surface = _SURFACES.get(head.path)
         self._is_busy = True
         if surface is None and head.path.startswith("/"):
-            self._lend(message)
+            self._pass_on(message)
             return
         try:
             request = _request(message, surface, port.clock(), port.limits.request_timeout_s)
@@ -207,6 +210,15 @@ class ClientConnection(asyncio.Protocol):
         )
         errand = port.begin(request, self._reply)
         self.serving = errand if self._is_busy else None
+
+    def _pass_on(self, message: Message) -> None:
+        """A request that is not inference: the connection becomes a WebSocket, or is lent for this one request."""
+        head, sockets = message.head, self._port.sockets
+        if sockets is None or not sockets.takes(head.path, head.headers):
+            self._lend(message)
+            return
+        self._port.connections.discard(self)
+        sockets.take(self._transport, head.target, head.headers)
 
     def _lend(self, message: Message) -> None:
         if self._loan is None:
@@ -256,22 +268,7 @@ def _request(message: Message, surface: Surface | None, now: float, timeout_s: f
         raise UnknownRoute(f"There is no route {head.method} {head.path}: a path begins with a slash.")
     if head.method != "POST":
         raise MethodNotAllowed(f"{head.path} takes POST, not {head.method}.")
-    fields = openai.peek(message.body, surface)
-    return Request(
-        id=request_id(head.headers),
-        surface=surface,
-        model=fields.model,
-        body=message.body,
-        arrived=now,
-        deadline=now + timeout_s,
-        is_stream=bool(fields.stream),
-        messages=fields.messages if surface is Surface.CHAT else None,
-        prompt=fields.prompt,
-        template_options=fields.template_options,
-        cache_salt=fields.cache_salt,
-        priority=fields.priority or 0,
-        headers=head.headers,
-    )
+    return new_request(surface, message.body, head.headers, now, now + timeout_s)
 
 
 def _error_answer(error: PointsmanError, id: str, keeps_alive: bool) -> bytes:

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from router import headers, openai
 from router.errors import MethodNotAllowed, PointsmanError, UnknownModel, UnknownRoute
+from router.transports.keypages import CALLER
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Json = Mapping[str, object]
@@ -77,15 +78,20 @@ class _Pages:
     async def version(self, _: web.Request) -> web.Response:
         return _json({"version": self.views.version})
 
-    async def models(self, _: web.Request) -> web.Response:
-        return _json({"object": "list", "data": self.views.models()})
+    async def models(self, request: web.Request) -> web.Response:
+        return _json({"object": "list", "data": self._models(request)})
 
     async def model(self, request: web.Request) -> web.Response:
         id = request.match_info["id"]
-        for model in self.views.models():
+        for model in self._models(request):
             if model["id"] == id:
                 return _json(model)
         raise UnknownModel(f"The model `{id}` does not exist.", param="model")
+
+    def _models(self, request: web.Request) -> Sequence[Json]:
+        """Those that the caller may use."""
+        caller = request.get(CALLER)
+        return [model for model in self.views.models() if caller is None or caller.may_use(str(model["id"]))]
 
     async def metrics(self, _: web.Request) -> web.Response:
         headers = {"content-type": "text/plain; version=0.0.4; charset=utf-8"}
@@ -127,7 +133,8 @@ async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def _error(error: PointsmanError) -> web.Response:
-    return web.Response(body=openai.error_body(error), status=error.status, content_type="application/json")
+    body, fields = openai.error_body(error), dict(error.headers)
+    return web.Response(body=body, status=error.status, headers=fields, content_type="application/json")
 
 
 def _json(body: Json, status: int = 200) -> web.Response:
