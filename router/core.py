@@ -375,6 +375,14 @@ class Lease:
         return f"<Lease {self.demand.request.id} on {self.replica.id} {state}>"
 
 
+class Whereabouts(msgspec.Struct, frozen=True, gc=False):
+    """Of one who waits for a place: about how many are served before it, itself included, and how long that takes,
+    where the pace is known."""
+
+    position: int
+    eta_s: float | None
+
+
 class Attempt(msgspec.Struct, frozen=True, gc=False):
     """One try on one replica: what goes over the wire. Timeouts in seconds; `headers` lack only the request's id."""
 

@@ -5,7 +5,7 @@ import re
 import secrets
 from functools import lru_cache
 
-from router.core import Headers, Lease
+from router.core import Headers, Lease, Whereabouts
 
 _HOP_BY_HOP = frozenset(
     "connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
@@ -77,6 +77,14 @@ def own(lease: Lease) -> Headers:
         ("x-pointsman-replica", lease.replica.id),
         ("x-pointsman-reason", lease.decision.reason),
     )
+
+
+def waiting(place: Whereabouts | None) -> Headers:
+    """Where a request stands in line, for who waits with it."""
+    if place is None:
+        return ()
+    position = ("x-pointsman-queue-position", str(place.position))
+    return (position,) if place.eta_s is None else (position, ("x-pointsman-queue-eta-ms", f"{place.eta_s * 1e3:.0f}"))
 
 
 def is_event_stream(headers: Headers) -> bool:

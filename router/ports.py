@@ -19,6 +19,7 @@ from router.core import (
     ReplicaSpec,
     Request,
     View,
+    Whereabouts,
 )
 from router.errors import UpstreamError
 
@@ -158,6 +159,9 @@ class Queue(Protocol):
 
     def pump(self) -> None:
         """Something changed (a release, a replica ready): place those who wait, in order."""
+
+    def whereabouts(self, demand: Demand) -> Whereabouts | None:
+        """Of this very demand; None where it does not wait."""
 
 
 class Placer(Protocol):

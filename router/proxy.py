@@ -22,6 +22,9 @@ from router.relay import Phase, Relay, RelayTimes
 from router.retries import RetryBudget
 from router.telemetry.journal import Journal
 
+# A shorter wait for a place is none that a client need hear of.
+_WORTH_TELLING_S = 0.005
+
 Find = Callable[[str], tuple[Pool, str | None] | None]
 Known = Callable[[str, float], Awaitable[tuple[Pool, str | None]]]
 
@@ -100,8 +103,12 @@ class Proxy:
             passed.charge(request, prompt.num_tokens)
             relay.notes = passed.headers()
         demand = Demand(request, pool, prompt, adapter, standing=passed.standing)
+        relay.queue = self.queue
         while True:
+            relay.demand = demand
             lease = await self.queue.place(demand)
+            if (waited_s := lease.taken_at - request.arrived) > _WORTH_TELLING_S:
+                relay.notes = (*passed.headers(), ("x-pointsman-queue-ms", f"{waited_s * 1e3:.0f}"))
             self.journal.placed(lease)
             error = await self._attempt(lease, relay)
             if error is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from router import headers, openai
-from router.core import Attempt, Headers, Lease, Outcome, Request, Usage
+from router.core import Attempt, Demand, Headers, Lease, Outcome, Request, Usage, Whereabouts
 from router.errand import Ending, Errand, own_task
 from router.errors import (
     BadAnswer,
@@ -21,7 +21,7 @@ from router.errors import (
     UpstreamStatus,
     UpstreamTimeout,
 )
-from router.ports import Clock, Exchange, Reply, Upstream
+from router.ports import Clock, Exchange, Queue, Reply, Upstream
 
 MAX_ERROR_BYTES = 64 * 1024
 _USAGE_TAIL_BYTES = 16 * 1024
@@ -79,7 +79,8 @@ _NOTHING = Incoming(0.0)
 
 
 class Relay:
-    """`errand` is the request's, set as soon as there is one: a client that leaves cancels it."""
+    """`errand` is the request's, set as soon as there is one: a client that leaves cancels it. `notes` go with a head;
+    `queue` can say where `demand` stands while it waits."""
 
     __slots__ = (
         "_attempt",
@@ -91,12 +92,14 @@ class Relay:
         "_paused_at",
         "_reply",
         "_times",
+        "demand",
         "errand",
         "first_byte_at",
         "is_client_gone",
         "lease",
         "notes",
         "phase",
+        "queue",
         "request",
         "status",
     )
@@ -109,6 +112,8 @@ class Relay:
         self.first_byte_at: float | None = None
         self.lease: Lease | None = None
         self.notes: Headers = ()
+        self.queue: Queue | None = None
+        self.demand: Demand | None = None
         self._reply = reply
         self._clock = clock
         self._times = times
@@ -315,11 +320,17 @@ class Relay:
             if now - self._last_sent < self._times.heartbeat_after_s:
                 return
             self.phase, self.status = Phase.HELD, 200
-            self._reply.head(200, headers.EARLY_STREAM, (("x-request-id", self.request.id),))
+            own = (("x-request-id", self.request.id), *self.notes, *headers.waiting(self._whereabouts()))
+            self._reply.head(200, headers.EARLY_STREAM, own)
         elif now - self._last_sent < self._times.heartbeat_interval_s:
             return
         self._last_sent = now
-        self._reply.write(openai.sse_comment("waiting for a replica"))
+        place = self._whereabouts()
+        how = "" if place is None else "; " + ", ".join(f"{name}: {value}" for name, value in headers.waiting(place))
+        self._reply.write(openai.sse_comment("waiting for a replica" + how))
+
+    def _whereabouts(self) -> Whereabouts | None:
+        return None if self.queue is None or self.demand is None else self.queue.whereabouts(self.demand)
 
     def _interrupt(self, error: PointsmanError) -> None:
         """Stop the attempt. In the queue and while connecting other timers rule: nothing to stop here."""

@@ -16,7 +16,7 @@ from router.admission.line import Line
 from router.admission.pace import Pace
 from router.admission.tokens import actual_tokens, expected_tokens, learn_output
 from router.admission.waiters import Waiter, standing_of
-from router.core import Demand, Lease, Outcome, Pool
+from router.core import Demand, Lease, Outcome, Pool, Whereabouts
 from router.errors import Displaced, Expired, Hopeless, NoReplica, Overloaded, PointsmanError
 from router.ports import Clock, Placer
 
@@ -25,14 +25,6 @@ MAX_RETRY_AFTER_S = 60.0
 RETRY_WITHOUT_REPLICA_S = 5.0
 
 Place = asyncio.Future[Lease]
-
-
-@dataclass(frozen=True, slots=True)
-class Whereabouts:
-    """Of one who waits: how many are about to be served before it, and how long that takes, where the pace is known."""
-
-    position: int
-    eta_s: float | None
 
 
 @dataclass(eq=False, slots=True)

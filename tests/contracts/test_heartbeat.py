@@ -30,12 +30,14 @@ async def test_a_stream_queued_for_long_gets_a_head_a_comment_then_why_and_its_a
     head = await second.head()
     assert (head.status, head.headers["x-request-id"]) == (200, "my-id")
     assert head.headers["content-type"].startswith("text/event-stream")
-    assert await second.read_until(b"\n\n") == BEAT
+    assert head.headers["x-pointsman-queue-position"] == "1"
+    beat = await second.read_until(b"\n\n")
+    assert beat == b": waiting for a replica; x-pointsman-queue-position: 1\n\n"
     rig.script.otherwise = streams(event("a"), DONE)
     call.send(DONE)
     call.end()
     answer = await second.answer()
-    comments, content = answer.payload.removeprefix(BEAT).split(b"data: ", 1)
+    comments, content = answer.payload.removeprefix(beat).split(b"data: ", 1)
     assert b"data: " + content == event("a") + DONE
     assert f": x-pointsman-replica: {call.replica_id}\n\n".encode() in comments
     assert b": x-pointsman-reason: policy=" in comments

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from router.admission.queue import Whereabouts
-from router.core import Band, Outcome, Standing
+from router.core import Band, Outcome, Standing, Whereabouts
 from router.errors import Displaced, Hopeless, Overloaded
 from tests.router.admission.fakes import House
 from tests.router.admission.virtual_time import in_virtual_time, settle
