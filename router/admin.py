@@ -57,6 +57,7 @@ _COLUMNS = {
     "WAITING": "waiting",
     "KV USED": "kv_used_ratio",
     "BLOCKS KNOWN": "cached_blocks",
+    "KNOWLEDGE": "knowledge",
     "MODELS": "models",
 }
 

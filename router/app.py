@@ -27,10 +27,8 @@ from router.listening import LastReply, Served, names_port, new_sockets, open_ad
 from router.placement import Placement
 from router.plugins import PluginError
 from router.ports import Reply
-from router.prefix.changes import Change, apply
-from router.prefix.feeds import FeedAddress, Feeds
+from router.prefix.caches import Caches
 from router.prefix.index import BlockIndex
-from router.prefix.knowledge import Knowledge
 from router.prefix.reader import Prompts
 from router.prefix.source import SourceError, TokenizerSource
 from router.proxy import Proxy, ProxyLimits
@@ -75,8 +73,7 @@ class Router:
         self.relays: set[Relay] = set()
         self.index = BlockIndex(settings.index_bytes)
         self.prompts = Prompts(cache_bytes=settings.token_cache_bytes)
-        self.knowledge = Knowledge(self.index, self.prompts.has_tokenizer)
-        self.feeds = Feeds(self._told, self.knowledge.told)
+        self.caches = Caches(self.index, self.prompts.has_tokenizer, listens=sharing is None)
         self.registry = self._new_registry()
         self.placement = self._new_placement()
         self.queue = self._new_queue()
@@ -122,7 +119,7 @@ class Router:
     async def _watch_replicas(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.registry.run())
-            group.create_task(self.feeds.run())
+            group.create_task(self.caches.listen())
 
     @property
     def is_loading(self) -> bool:
@@ -200,30 +197,16 @@ class Router:
             await self.keyring.refresh()
             self.sockets.sweep()
             self.upstream.sweep()
-            self.knowledge.sweep(time.monotonic())
+            self.caches.sweep(time.monotonic(), self.registry.replicas())
             if self.sharing is not None:
                 self.sharing.desk.sweep()
 
     def _on_identified(self, replica: Replica, pool: Pool, document: Mapping[str, object] | None) -> None:
         """A pool's first replica brings its tokenizer, from the path that its spec names or from its own answer."""
-        self.knowledge.identified(replica)
-        if self.sharing is None:  # else the feed process listens
-            self.feeds.follow(replica.id, replica.spec, FeedAddress.of(replica.spec, replica.engine), pool.block_size)
+        self.caches.identified(replica, pool)
         if pool in self._tokenizers or (document is None and replica.spec.tokenizer is None):
             return
         self._tokenizers[pool] = self._group.create_task(self._load_tokenizer(pool, replica, document))
-
-    def _on_lost(self, id: str) -> None:
-        """It failed or is gone, and what it had cached with it."""
-        self.index.remove(id)
-        self.knowledge.forget(id)
-        self.feeds.lost(id)
-        if all(replica.id != id for replica in self.registry.replicas()):
-            self.feeds.leave(id)
-
-    def _told(self, id: str, changes: Sequence[Change]) -> None:
-        for change in changes:
-            apply(self.index, id, change)
 
     async def _load_tokenizer(self, pool: Pool, replica: Replica, document: Mapping[str, object] | None) -> None:
         path = replica.spec.tokenizer
@@ -246,7 +229,7 @@ class Router:
         return Registry(
             discovery,
             on_change=self._on_change,
-            on_lost=self._on_lost,
+            on_lost=self.caches.lost,
             on_identified=self._on_identified,
             on_suspect=self.sharing.suspected if self.sharing is not None else lambda _: None,
             on_cooled=self.sharing.cooled if self.sharing is not None else lambda _: None,
@@ -266,9 +249,8 @@ class Router:
         if self.sharing is not None:
             available = self._available_now
             reserve = self._reserve_and_tell
-        on_device = self.index.match_device
-        clock = time.monotonic
-        return Placement(available, registry.has_ready, reserve, self.index, policy, clock, on_device=on_device)
+        index, clock = self.index, time.monotonic
+        return Placement(available, registry.has_ready, reserve, index, policy, clock, on_device=index.match_device)
 
     def _new_gate(self) -> Gate:
         most, sharing, callers = self.settings.max_open_requests, self.sharing, self.keyring.callers
@@ -346,7 +328,7 @@ class Router:
             ),
             times=RelayTimes(settings.heartbeat_after_s, settings.heartbeat_interval_s),
             budget=RetryBudget(settings.retry_budget_ratio),
-            journal=Journal(self.metrics, self.logger, self.knowledge.failed, self.knowledge.answered),
+            journal=Journal(self.metrics, self.logger, *self.caches.learners()),
             open_relays=self.relays,
         )
 

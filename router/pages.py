@@ -24,16 +24,15 @@ def readiness(router: "Router") -> tuple[bool, Mapping[str, object]]:
         "replicas_ready": num_ready,
         "replicas_total": len(replicas),
         "loading_tokenizer": router.is_loading,
-        "knowledge": {replica.id: knowledge(router, replica) for replica in replicas},
+        "knowledge": {replica.id: _known(router, replica) for replica in replicas},
     }
     return num_ready > 0 and not is_draining and not router.is_loading, detail
 
 
-def knowledge(router: "Router", replica: Replica) -> str:
-    """How well the router knows what this replica has cached: APPROXIMATE by our own dispatches with its tokenizer,
-    BLIND where prompts are hashed as text or the replica is not known yet."""
-    is_exact = replica.pool is not None and router.prompts.has_tokenizer(replica.pool)
-    return "APPROXIMATE" if is_exact else "BLIND"
+def _known(router: "Router", replica: Replica) -> str:
+    """How well we know what this replica has cached, and why not better."""
+    known = router.caches.knowledge.of(replica)
+    return f"{known.knowing}: {known.reason}" if known.reason else known.knowing
 
 
 def replica_rows(router: "Router") -> Sequence[Mapping[str, object]]:
@@ -55,7 +54,7 @@ def _row(router: "Router", replica: Replica) -> Mapping[str, object]:
         "cached_blocks": router.index.num_blocks(replica.id),
         "expected_wait_s": round(replica.expected_wait_s, 4),
         "prefill_tokens_per_s": round(replica.prefill_tokens_per_s, 1),
-        "knowledge": knowledge(router, replica),
+        "knowledge": _known(router, replica),
     }
 
 
@@ -97,15 +96,30 @@ def add_gauges(router: "Router") -> None:
     add("pointsman_replica_state", "1 for the state it is in.", ("replica", "state"), lambda: _states(replicas()))
     add(
         "pointsman_replica_knowledge",
-        "1 for how its cache is known: APPROXIMATE or BLIND.",
+        "1 for how its cache is known: EXACT, APPROXIMATE or BLIND.",
         ("replica", "knowledge"),
-        lambda: [((replica.id, knowledge(router, replica)), 1.0) for replica in replicas()],
+        lambda: [((replica.id, router.caches.knowledge.of(replica).knowing), 1.0) for replica in replicas()],
     )
+    reuse = ("replica", "kind")
+    add("pointsman_prefix_reuse_tokens", "Cached tokens, expected and reported.", reuse, lambda: _reuse(router))
+    add("pointsman_replica_blocks", "KV blocks held there.", by_replica, lambda: _blocks(router, replicas()))
     add("pointsman_index_blocks", "KV blocks in the prefix index.", none, lambda: [((), router.index.total_blocks)])
     add("pointsman_index_bytes", "Bytes of the prefix index.", none, lambda: [((), router.index.num_bytes)])
     add("pointsman_queue_waiting", "Requests waiting for a replica.", none, lambda: [((), router.queue.num_waiting)])
     add("pointsman_open_requests", "Requests in this process.", none, lambda: [((), router.gate.num_open)])
     add("pointsman_loop_lag_seconds", "How late the event loop was.", none, lambda: [((), router.lag_s)])
+
+
+def _reuse(router: "Router") -> Sequence[tuple[Labels, float]]:
+    return [
+        ((id, kind), float(tokens))
+        for id, reuse in router.caches.knowledge.reuse().items()
+        for kind, tokens in (("expected", reuse.expected_tokens), ("reported", reuse.reported_tokens))
+    ]
+
+
+def _blocks(router: "Router", replicas: Sequence[Replica]) -> Sequence[tuple[Labels, float]]:
+    return [((replica.id,), float(router.index.num_blocks(replica.id))) for replica in replicas]
 
 
 def _states(replicas: Sequence[Replica]) -> Sequence[tuple[Labels, float]]:

@@ -3,7 +3,7 @@ said, and never waits for any of them."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Union
 from urllib.parse import urlsplit
@@ -113,8 +113,10 @@ class Feeds:
         if followed is not None and followed.source is not None:
             followed.source.begin_anew()
 
-    def follows(self, replica_id: str) -> bool:
-        return replica_id in self._followed
+    def keep(self, replica_ids: Collection[str]) -> None:
+        """All others are gone."""
+        for id in [id for id in self._followed if id not in replica_ids]:
+            self.leave(id)
 
     def status(self, replica_id: str) -> FeedStatus:
         followed = self._followed.get(replica_id)

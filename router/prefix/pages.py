@@ -40,6 +40,12 @@ class _Draft(msgspec.Struct, eq=False, gc=False):
         self.branches.append(branch)
         return branch
 
+    def num_tokens_before(self, page: int) -> int:
+        """Tokens that lead to one of its own pages."""
+        num_own = len(self.tokens) - self.num_shared
+        num_pages = len(self.pages) + (self.own is not None)
+        return self.num_shared + self.pages.index(page) * (num_own // num_pages)
+
     def finish(self) -> int:
         (self.own,) = block_hashes(
             self.tokens,
@@ -95,7 +101,11 @@ class Pages:
     def remove(self, name: int) -> list[int]:
         """Our hashes of the blocks that were made with this page, which completes none."""
         draft = self._drafts.pop(name, None)
-        found, blocks = [] if draft is None else [draft], []
+        if draft is None:
+            return []
+        # Of those that begin alike, the ones that parted before this page do not have it.
+        found = [each for each in draft.branches if each.num_shared > draft.num_tokens_before(name)]
+        blocks = [] if draft.own is None else [draft.own]
         while found:
             each = found.pop()
             found += each.branches

@@ -104,7 +104,7 @@ class Reading:
     def _find_rendered(
         self, template: ChatTemplate, messages: Messages, options: Mapping[str, object], scope: CacheScope
     ) -> Prompt | Unread:
-        plain, media_keys = plain_messages(messages)
+        plain, media_keys = plain_messages(messages, takes_parts=template.takes_parts)
         if not (media_keys or options) and self.turns is not None:
             plain_segments = self.turns.segments(plain)
             if plain_segments is not None:

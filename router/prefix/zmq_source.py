@@ -89,7 +89,7 @@ class ZmqSource:
 
     async def _take(self, parts: list[bytes], follower: Follower) -> None:
         if len(parts) < 2 or len(parts[-2]) != 8:
-            follower.bad("a message without a number")
+            follower.num_bad += 1  # was it a batch, the next one's number will show that it is missing
             return
         number, payload = int.from_bytes(parts[-2], "big"), parts[-1]
         step = self._sequence.see(number)
@@ -111,6 +111,7 @@ class ZmqSource:
     async def _resync(self, follower: Follower, reason: str, number: int | None) -> None:
         """Come to know all that is before the batch of this number; None: all that there is."""
         await self._calm_down()
+        num_bad = follower.num_bad
         was_whole = self._sequence.last is not None and follower.status.state is FeedState.SYNCED
         if self._sequence.last is None:
             follower.reset(reason)
@@ -126,6 +127,8 @@ class ZmqSource:
             follower.reset(f"{reason}, and they cannot be had again")
             self._sequence.skip_to(number)
             was_whole = False
+        if follower.num_bad > num_bad:
+            return  # it is late, and has said why
         without = "it has no replay" if self.replay_address is None else "its replay goes not so far back"
         follower.synced(is_whole=was_whole, reason=f"{reason}, and {without}")
 

@@ -17,6 +17,7 @@ SUMMED = frozenset(
     {
         "pointsman_replica_in_flight",
         "pointsman_index_bytes",
+        "pointsman_prefix_reuse_tokens",
         "pointsman_queue_waiting",
         "pointsman_open_requests",
     }

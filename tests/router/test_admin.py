@@ -21,6 +21,7 @@ ROWS: list[dict[str, Any]] = [
         "waiting": 0,
         "kv_used_ratio": 0.256,
         "cached_blocks": 1234,
+        "knowledge": "EXACT",
     },
     {
         "id": "b:8000/base",
@@ -32,6 +33,7 @@ ROWS: list[dict[str, Any]] = [
         "waiting": None,
         "kv_used_ratio": None,
         "cached_blocks": 0,
+        "knowledge": "BLIND: no tokenizer",
     },
 ]
 
@@ -81,9 +83,9 @@ async def test_the_table_shows_each_replica(capsys: pytest.CaptureFixture[str]) 
     out, err = capsys.readouterr()
     rows = [re.split("  +", line) for line in out.splitlines()]
     assert rows == [
-        "REPLICA,STATE,BREAKER,IN FLIGHT,RUNNING,WAITING,KV USED,BLOCKS KNOWN,MODELS".split(","),
-        ["a:8000", "ready", "closed", "3", "2", "0", "26%", "1234", "m, m-lora"],
-        ["b:8000/base", "starting", "open", "0", "-", "-", "-", "0", "-"],
+        "REPLICA,STATE,BREAKER,IN FLIGHT,RUNNING,WAITING,KV USED,BLOCKS KNOWN,KNOWLEDGE,MODELS".split(","),
+        ["a:8000", "ready", "closed", "3", "2", "0", "26%", "1234", "EXACT", "m, m-lora"],
+        ["b:8000/base", "starting", "open", "0", "-", "-", "-", "0", "BLIND: no tokenizer", "-"],
     ]
     assert err == ""
 
