@@ -18,9 +18,10 @@ class UnknownAdapter(AdapterError):
     """No adapter of that name is loaded."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Adapter:
-    """An adapter in host memory. `load` numbers its loading in this process, from 1: a name may come again.
+    """An adapter in host memory. `digest` is of its weights; `load` numbers its loading in this process, from 1: a name
+    may come again.
 
     `is_gone`: unloaded; the sequences that already have it go on.
     """
@@ -28,6 +29,7 @@ class Adapter:
     name: str
     path: str
     rank: int
+    digest: int
     load: int
     slot: int | None = None
     num_running: int = 0
@@ -71,12 +73,16 @@ class AdapterSlots:
     def next_load(self) -> int:
         return next(self._loads)
 
-    def add(self, adapter: Adapter) -> None:
+    def check_new(self, name: str) -> None:
         """Raises AdapterError if the name is taken, or there are no slots at all."""
         if self.num_slots == 0:
             raise AdapterError("this engine was started with no room for adapters (--max-loras 0)")
-        if adapter.name in self._by_name:
-            raise AdapterError(f"the adapter {adapter.name} is loaded already; unload it first")
+        if name in self._by_name:
+            raise AdapterError(f"the adapter {name} is loaded already; unload it first")
+
+    def add(self, adapter: Adapter) -> None:
+        """Raises AdapterError as `check_new` does."""
+        self.check_new(adapter.name)
         self._by_name[adapter.name] = adapter
 
     def remove(self, name: str) -> Adapter:

@@ -35,6 +35,7 @@ class BlockPool:
         "block_size",
         "host",
         "num_blocks",
+        "num_clears",
         "records_changes",
     )
 
@@ -48,6 +49,7 @@ class BlockPool:
         self._free = deque(range(num_blocks))
         self._holders = [0] * num_blocks
         self._prefixes: list[Prefix | None] = [None] * num_blocks
+        self.num_clears = 0
         self._by_hash: dict[int, Prefix] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._copies: list[Copy] = []
@@ -105,7 +107,7 @@ class BlockPool:
         if shortage := self.shortage(matched, num_blocks):
             raise OutOfBlocks(f"{shortage} blocks too few, {self!r}")
         resident = [prefix.block for prefix in matched if prefix.block is not None]
-        self._hold(resident)
+        self.hold(resident)
         loaded = matched[len(resident) :]
         with self.host.keeping(loaded):
             table = resident + [self._take() for _ in range(num_blocks - len(resident))]
@@ -114,6 +116,12 @@ class BlockPool:
             self._copies.append(Copy(prefix.host_block, block, Medium.GPU))
             self._place(prefix, block)
         return table
+
+    def hold(self, blocks: List[int]) -> None:
+        """One more holder for each of a chain of published blocks."""
+        for block in blocks:
+            self._cached.pop(block, None)
+            self._holders[block] += 1
 
     def release(self, table: List[int]) -> None:
         """One holder less for each block of a chain, from the tail, so that tails are evicted first."""
@@ -177,12 +185,8 @@ class BlockPool:
             self._unpublish(prefix)
         self._changes = changes
         self._copies.clear()
+        self.num_clears += 1
         self._record(Cleared())
-
-    def _hold(self, blocks: List[int]) -> None:
-        for block in blocks:
-            self._cached.pop(block, None)
-            self._holders[block] += 1
 
     def _take(self) -> int:
         if self._free:
@@ -209,7 +213,7 @@ class BlockPool:
         if known.block is None:
             self._place(known, block)
         elif known.block != block:
-            self._hold([known.block])
+            self.hold([known.block])
             self.release([block])
             table[index] = known.block
 

@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any, Self, TypeVar, cast
 
 from engine.core import EngineCore
-from engine.prefixes import Change
+from engine.prefixes import Change, Medium, Stored
 from engine.sampling import Result
 from engine.scheduler import Batch
 from engine.sequence import FinishReason, Output, Request
@@ -29,6 +29,7 @@ from engine.text import TextStream
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Listener = Callable[[list[Change]], object]
 RunBatch = Callable[[Batch], Sequence[Result]]
 
 
@@ -72,6 +73,12 @@ class OutputStream:
             raise EngineError(output.error, is_stopped=self._engine.is_stopped)
         return output
 
+    def abort(self) -> None:
+        """Ends it now, for its reader as for the engine: the last output says that it was aborted."""
+        if not self._is_finished:
+            self._engine._close_stream(self)
+            self._put(_ended(self.request_id, FinishReason.ABORT))
+
     def _put(self, output: Output) -> None:
         self._arrived.append(output)
         waiter = self._waiter
@@ -90,7 +97,7 @@ class EngineLoop:
     core: EngineCore
     run_batch: RunBatch
     clock: Callable[[], float] = time.monotonic
-    listeners: "list[Callable[[list[Change]], object]]" = field(default_factory=list)
+    listeners: "list[Listener]" = field(default_factory=list)
     _commands: "SimpleQueue[Callable[[], object] | None]" = field(default_factory=SimpleQueue)
     _streams: dict[str, OutputStream] = field(default_factory=dict)
     _calls: "set[asyncio.Future[Any]]" = field(default_factory=set)
@@ -137,6 +144,14 @@ class EngineLoop:
         finally:
             self._calls.discard(answer)
 
+    async def follow(self, listener: Listener) -> list[Stored]:
+        """From now on `listener` is told each change, on the stepping thread; returns all that is held before."""
+        return await self.call(partial(self._begin_to_follow, listener))
+
+    def unfollow(self, listener: Listener) -> None:
+        """From some step boundary on it is told no more."""
+        self._commands.put(partial(self._end_following, listener))
+
     def stop(self, reason: str) -> None:
         """Ends all streams with an error and lets the thread go after the step it is in."""
         if self._stop_reason is None:
@@ -158,7 +173,7 @@ class EngineLoop:
             self.core.add(request, text, structure)
         except ValueError as error:
             # Its adapter went between the check and now, say.
-            self._to_event_loop(partial(self._deliver, [_ended(request.id, str(error))]))
+            self._to_event_loop(partial(self._deliver, [_ended(request.id, FinishReason.ERROR, str(error))]))
 
     def _answer(self, answer: "asyncio.Future[T]", function: Callable[[], T]) -> None:
         try:
@@ -201,6 +216,21 @@ class EngineLoop:
         if outputs:
             self._to_event_loop(partial(self._deliver, outputs))
 
+    def _begin_to_follow(self, listener: Listener) -> list[Stored]:
+        # What the others have still to be told of is part of what is held.
+        self._tell_changes()
+        pool = self.core.scheduler.pool
+        pool.records_changes = True
+        self.listeners.append(listener)
+        return [Stored([prefix], medium) for medium in Medium for prefix in pool.held(medium)]
+
+    def _end_following(self, listener: Listener) -> None:
+        if listener in self.listeners:
+            self.listeners.remove(listener)
+        if not self.listeners:
+            self.core.scheduler.pool.records_changes = False
+            self.core.take_changes()
+
     def _tell_changes(self) -> None:
         if self.core.scheduler.pool.records_changes and (changes := self.core.take_changes()):
             for listener in self.listeners:
@@ -220,7 +250,7 @@ class EngineLoop:
 
     def _end_all(self, reason: str) -> None:
         self._stop_reason = reason
-        self._deliver([_ended(request_id, reason) for request_id in self._streams])
+        self._deliver([_ended(request_id, FinishReason.ERROR, reason) for request_id in self._streams])
         for answer in self._calls:
             _settle(answer, error=EngineError(reason, is_stopped=True))
 
@@ -229,8 +259,8 @@ class EngineLoop:
         return f"<EngineLoop {state} {len(self._streams)} streams {self.core!r}>"
 
 
-def _ended(request_id: str, reason: str) -> Output:
-    return Output(request_id, (), "", 0, 0, finish_reason=FinishReason.ERROR, error=reason)
+def _ended(request_id: str, reason: FinishReason, error: str | None = None) -> Output:
+    return Output(request_id, (), "", 0, 0, finish_reason=reason, error=error)
 
 
 def _settle(answer: "asyncio.Future[T]", result: T | None = None, *, error: Exception | None = None) -> None:

@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from engine.adapters import AdapterSlots, Placement
 from engine.blocks import BlockPool
-from engine.prefixes import Copy, Prefix
-from engine.sequence import FinishReason, Request, Sequence, SequenceState
+from engine.prefixes import Copy, Prefix, Scope
+from engine.sequence import FinishReason, Request, Sequence, SequenceState, scope_of
 
 # How many waiting sequences are looked at for one that needs no adapter's slot.
 _LOOK_AHEAD = 64
@@ -127,6 +127,11 @@ class Scheduler:
         self._sequences[request.id] = sequence
         self._enqueue(sequence)
         return sequence
+
+    def scope_of(self, request: Request) -> Scope:
+        """Whom it shares KV with. Raises UnknownAdapter."""
+        adapter = None if request.adapter is None else self.adapters.find(request.adapter)
+        return scope_of(request.salt, adapter)
 
     def find(self, request_id: str) -> Sequence | None:
         return self._sequences.get(request_id)

@@ -104,7 +104,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
-        self.scope = _scope(self.request.salt, self.adapter)
+        self.scope = scope_of(self.request.salt, self.adapter)
 
     @property
     def num_output_tokens(self) -> int:
@@ -150,7 +150,8 @@ class Sequence:
         )
 
 
-def _scope(salt: str | None, adapter: Adapter | None) -> Scope:
+def scope_of(salt: str | None, adapter: Adapter | None) -> Scope:
+    """Whom a request shares KV with."""
     if adapter is not None:
         return Scope(adapter.name, salt, adapter.load)
     return NO_SCOPE if salt is None else Scope(salt=salt)

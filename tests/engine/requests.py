@@ -50,7 +50,7 @@ def scheduler(
 
 def add_adapters(queue: Scheduler, *names: str) -> None:
     for name in names:
-        queue.adapters.add(Adapter(name, path=f"/adapters/{name}", rank=8, load=queue.adapters.next_load()))
+        queue.adapters.add(Adapter(name, path=f"/adapters/{name}", rank=8, digest=0, load=queue.adapters.next_load()))
 
 
 def core(**options: int) -> EngineCore:

@@ -1,0 +1,91 @@
+"""What an operator asks of a running engine: adapters come and go, and it sleeps and wakes.
+
+Knows the engine's loop and what has to happen in which order. Must not know tensors, files' formats, HTTP or gRPC.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from engine.adapters import Adapter, AdapterError
+from engine.loop import EngineLoop
+
+SLEEP_LEVELS = (1, 2)
+
+Weights = TypeVar("Weights")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAdapter(Generic[Weights]):
+    """An adapter as it was read from disk. `digest` tells its weights from others of the same name."""
+
+    rank: int
+    digest: int
+    weights: Weights
+
+
+@dataclass(eq=False, slots=True)
+class Control(Generic[Weights]):
+    """`read` blocks. `keep` remembers an adapter's weights as long as the adapter is there; `sleep_runner` (told a
+    level) and `wake_runner` free and restore memory. These three run between two steps."""
+
+    engine: EngineLoop
+    model_id: str
+    read: Callable[[Path], ReadAdapter[Weights]]
+    keep: Callable[[Adapter, Weights], None]
+    sleep_runner: Callable[[int], None]
+    wake_runner: Callable[[], None]
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.engine.core.is_asleep
+
+    async def load_adapter(self, name: str, path: str) -> Adapter:
+        """Raises AdapterError; EngineError when stopped."""
+        if name in ("", self.model_id):
+            raise AdapterError("it is the model's own name" if name else "lora_name is empty")
+        async with self._changing:
+            self.engine.core.scheduler.adapters.check_new(name)
+            found = await asyncio.to_thread(self.read, Path(path))
+            return await self.engine.call(partial(self._add, name, path, found))
+
+    async def unload_adapter(self, name: str) -> None:
+        """What has begun with it goes on. Raises UnknownAdapter; EngineError when stopped."""
+        await self.engine.call(partial(self._remove, name))
+
+    async def sleep(self, level: int) -> None:
+        """Raises ValueError for a level that there is not, EngineError when stopped."""
+        if level not in SLEEP_LEVELS:
+            raise ValueError(f"level must be 1 or 2, not {level}")
+        async with self._changing:
+            await self.engine.call(partial(self._fall_asleep, level))
+
+    async def wake(self) -> None:
+        """Nothing happens if it does not sleep. Raises what the weights' loading raises, and sleeps on then."""
+        async with self._changing:
+            await self.engine.call(self._awake)
+
+    def _add(self, name: str, path: str, found: ReadAdapter[Weights]) -> Adapter:
+        adapters = self.engine.core.scheduler.adapters
+        adapter = Adapter(name, path, found.rank, found.digest, adapters.next_load())
+        adapters.add(adapter)
+        self.keep(adapter, found.weights)
+        return adapter
+
+    def _remove(self, name: str) -> None:
+        scheduler = self.engine.core.scheduler
+        scheduler.pool.forget_adapter(scheduler.adapters.remove(name).load)
+
+    def _fall_asleep(self, level: int) -> None:
+        if not self.is_asleep:
+            self.engine.core.sleep()
+        self.sleep_runner(level)
+
+    def _awake(self) -> None:
+        if self.is_asleep:
+            self.wake_runner()
+            self.engine.core.wake()
