@@ -7,9 +7,10 @@ upgrade, an `Expect`, two lengths, a fault) is not recognised, and goes the long
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import httptools
+import msgspec
 
 from router.core import Headers
 
@@ -41,7 +42,7 @@ class AnswerHead:
     is_chunked: bool
 
 
-class Found(NamedTuple, Generic[H]):
+class Found(msgspec.Struct, Generic[H], frozen=True, gc=False):
     """A recognised head, the length that it gives its body, and where that begins in the data."""
 
     head: H
@@ -56,9 +57,21 @@ class KnownHeads(Generic[H]):
     def __init__(self, learn: Callable[[bytes], tuple[H, int] | None]) -> None:
         self._learn = learn
         self._heads: dict[bytes, H | None] = {}
+        self._before = self._behind = b""
+        self._last: H | None = None
 
     def find(self, data: bytes) -> Found[H] | None:
         """The head that the data begins with, where it is whole and ordinary."""
+        # Most often it is the last one again, with another length.
+        before, last = self._before, self._last
+        if last is not None and data.startswith(before):
+            start, stop = len(before), data.find(b"\r", len(before))
+            digits = data[start:stop]
+            if len(digits) < 16 and digits.isdigit() and data.startswith(self._behind, stop):
+                return Found(last, int(digits), stop + len(self._behind))
+        return self._look_up(data)
+
+    def _look_up(self, data: bytes) -> Found[H] | None:
         end = data.find(b"\r\n\r\n", 0, MAX_KNOWN_BYTES)
         if end < 0:
             return None
@@ -70,7 +83,11 @@ class KnownHeads(Generic[H]):
             head = self._heads[key]
         except KeyError:
             head = self._remember(key, data[: end + 4], length)
-        return None if head is None else Found(head, length, end + 4)
+        if head is None:
+            return None
+        if start < stop:
+            self._before, self._behind, self._last = data[:start], data[stop : end + 4], head
+        return Found(head, length, end + 4)
 
     def _remember(self, key: bytes, data: bytes, length: int) -> H | None:
         if len(self._heads) >= MAX_KNOWN:

@@ -45,13 +45,17 @@ class Peek(msgspec.Struct, kw_only=True):
     @property
     def template_options(self) -> Mapping[str, object]:
         """What the chat template is rendered with besides the messages; names as engines give them to it."""
-        options: dict[str, object] = dict(self.chat_template_kwargs or {})
-        for name in ("tools", "documents", "add_generation_prompt", "continue_final_message"):
-            if (value := getattr(self, name)) is not None:
-                options[name] = value
-        return options
+        named = {
+            "tools": self.tools,
+            "documents": self.documents,
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+        }
+        given = {name: value for name, value in named.items() if value is not None}
+        return given if self.chat_template_kwargs is None else self.chat_template_kwargs | given
 
 
+_CONTENTS = (str, list, type(None))
 _PEEK = msgspec.json.Decoder(Peek)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PATH = re.compile(r"`\$\.?([^`]*)`")
@@ -93,7 +97,7 @@ def _check_messages(messages: list[dict[str, Any]] | None) -> None:
     for i, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
             raise InvalidRequest(f"`messages[{i}].role` must be a string.", param=f"messages[{i}].role")
-        if not isinstance(message.get("content"), str | list | None):
+        if not isinstance(message.get("content"), _CONTENTS):
             where = f"messages[{i}].content"
             raise InvalidRequest(f"`{where}` must be a string, a list of parts or null.", param=where)
 

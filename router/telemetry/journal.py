@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from router.core import Lease, Outcome, Request, Usage
 from router.errors import PointsmanError
-from router.telemetry.metrics import Metrics
+from router.telemetry.metrics import Count, Metrics
 
 
 class Journal:
@@ -27,11 +27,12 @@ class Journal:
         self._failed = failed
         self._answered = answered
         self._is_logging = logger.isEnabledFor(logging.INFO)
+        self._rows: dict[str, _Rows] = {}
 
     def placed(self, lease: Lease) -> None:
-        model = lease.demand.pool.model
-        self._metrics.placed.observe(lease.taken_at - lease.demand.request.arrived, (model,))
-        self._metrics.predicted.add((model,), lease.decision.matched_tokens)
+        rows = self._rows_of(lease.demand.pool.model)
+        rows.placed.observe(lease.taken_at - lease.demand.request.arrived)
+        rows.predicted.total += lease.decision.matched_tokens
 
     def attempted(self, lease: Lease) -> None:
         self._metrics.attempts.add((lease.replica.id, lease.outcome or Outcome.CLIENT_GONE))
@@ -47,25 +48,45 @@ class Journal:
 
     def ended(self, request: Request, lease: Lease | None, status: int, usage: Usage, outcome: Outcome) -> None:
         # Unknown models are the client's words: as labels they would have no bound.
-        model = lease.demand.pool.model if lease is not None else "none"
-        self._metrics.requests.add((model, outcome, str(status)))
-        self._metrics.duration.observe(usage.total_s, (model,))
+        rows = self._rows_of(lease.demand.pool.model if lease is not None else "none")
+        rows.ended(outcome, status).total += 1
+        rows.duration.observe(usage.total_s)
         if usage.first_token_s is not None:
-            self._metrics.first_byte.observe(usage.first_token_s, (model,))
-        self._count_tokens(model, usage)
+            rows.first_byte.observe(usage.first_token_s)
+        if usage.prompt_tokens is not None:
+            rows.prompt_tokens.total += usage.prompt_tokens
+        if usage.cached_tokens is not None:
+            rows.cached_tokens.total += usage.cached_tokens
+        if usage.output_tokens is not None:
+            rows.output_tokens.total += usage.output_tokens
         if lease is not None and lease.outcome is Outcome.OK:
             self._answered(lease, usage, time.monotonic())
         if self._is_logging:
             self._logger.info("request", extra={"fields": _fields(request, lease, status, usage, outcome)})
 
-    def _count_tokens(self, model: str, usage: Usage) -> None:
-        tokens = self._metrics.tokens
-        if usage.prompt_tokens is not None:
-            tokens.add((model, "prompt"), usage.prompt_tokens)
-        if usage.cached_tokens is not None:
-            tokens.add((model, "cached"), usage.cached_tokens)
-        if usage.output_tokens is not None:
-            tokens.add((model, "output"), usage.output_tokens)
+    def _rows_of(self, model: str) -> "_Rows":
+        rows = self._rows.get(model)
+        if rows is None:
+            rows = self._rows[model] = _Rows(self._metrics, model)
+        return rows
+
+
+class _Rows:
+    """One model's rows in the metrics, at hand: each request counts in most of them."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.placed, self.duration = metrics.placed.row((model,)), metrics.duration.row((model,))
+        self.first_byte, self.predicted = metrics.first_byte.row((model,)), metrics.predicted.row((model,))
+        kinds = ("prompt", "cached", "output")
+        self.prompt_tokens, self.cached_tokens, self.output_tokens = (metrics.tokens.row((model, k)) for k in kinds)
+        self._model, self._requests = model, metrics.requests
+        self._ended: dict[tuple[Outcome, int], Count] = {}
+
+    def ended(self, outcome: Outcome, status: int) -> Count:
+        row = self._ended.get((outcome, status))
+        if row is None:
+            row = self._ended[outcome, status] = self._requests.row((self._model, outcome, str(status)))
+        return row
 
 
 def _counts(usage: Usage) -> dict[str, int]:

@@ -17,45 +17,80 @@ Samples = Callable[[], Iterable[tuple[Labels, float]]]
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
+class Count:
+    """What one row of label values has added up to. Who counts often keeps it at hand."""
+
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        self.total = 0
+
+
 class Counter:
     """Adds up per label values: `add(("ok",))`."""
 
-    __slots__ = ("counts", "help", "labels", "name")
+    __slots__ = ("_rows", "help", "labels", "name")
 
     def __init__(self, name: str, help: str, labels: Sequence[str]) -> None:
         self.name, self.help, self.labels = name, help, labels
-        self.counts: dict[Labels, int] = {}
+        self._rows: dict[Labels, Count] = {}
+
+    def row(self, labels: Labels = ()) -> Count:
+        return self._rows.setdefault(labels, Count())
 
     def add(self, labels: Labels = (), amount: int = 1) -> None:
-        self.counts[labels] = self.counts.get(labels, 0) + amount
+        self.row(labels).total += amount
+
+    @property
+    def counts(self) -> dict[Labels, int]:
+        """The rows that are not zero."""
+        return {labels: row.total for labels, row in self._rows.items() if row.total}
 
     def family(self) -> Metric:
         family = CounterMetricFamily(self.name, self.help, labels=self.labels)
-        for labels, count in self.counts.items():
-            family.add_metric(labels, count)
+        for labels, row in self._rows.items():
+            family.add_metric(labels, row.total)
         return family
+
+
+class Spread:
+    """One row of a histogram: how many values fell into each bucket, and their sum."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_SECONDS) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, value_s: float) -> None:
+        self.counts[bisect_left(_SECONDS, value_s)] += 1
+        self.sum_s += value_s
 
 
 class Histogram:
     """Counts seconds into buckets per label values."""
 
-    __slots__ = ("help", "labels", "name", "rows")
+    __slots__ = ("_rows", "help", "labels", "name")
 
     def __init__(self, name: str, help: str, labels: Sequence[str]) -> None:
         self.name, self.help, self.labels = name, help, labels
-        self.rows: dict[Labels, tuple[list[int], list[float]]] = {}
+        self._rows: dict[Labels, Spread] = {}
+
+    def row(self, labels: Labels = ()) -> Spread:
+        return self._rows.setdefault(labels, Spread())
 
     def observe(self, value_s: float, labels: Labels = ()) -> None:
-        row = self.rows.get(labels)
-        if row is None:
-            row = self.rows[labels] = ([0] * (len(_SECONDS) + 1), [0.0])
-        row[0][bisect_left(_SECONDS, value_s)] += 1
-        row[1][0] += value_s
+        self.row(labels).observe(value_s)
+
+    @property
+    def rows(self) -> dict[Labels, Spread]:
+        """Those that have counted something."""
+        return {labels: row for labels, row in self._rows.items() if any(row.counts)}
 
     def family(self) -> Metric:
         family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
-        for labels, (counts, total) in self.rows.items():
-            family.add_metric(labels, list(_cumulative(counts)), total[0])
+        for labels, row in self.rows.items():
+            family.add_metric(labels, list(_cumulative(row.counts)), row.sum_s)
         return family
 
 

@@ -70,9 +70,14 @@ class RequestReader:
             found = self._known.find(data)
             if found is None or found.length > self._max_body_bytes:
                 break
+            start, end = found.body_at, found.body_at + found.length
+            if end <= len(data):
+                self.waiting.append(Message(found.head, data[start:end]))
+                data = data[end:]
+                continue
             self.is_mid_message = self._is_head_seen = True
-            self._known_head, self._num_missing_bytes, self._pieces = found.head, found.length, []
-            data = self._feed_body(found.head, data[found.body_at :])
+            self._known_head, self._num_missing_bytes, self._pieces = found.head, end - len(data), [data[start:]]
+            data = b""
         if data and not self._is_broken:
             self._feed_parser(data)
 

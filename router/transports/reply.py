@@ -15,11 +15,8 @@ _LAST_CHUNK = b"0\r\n\r\n"
 @lru_cache(maxsize=1024)
 def encode_head(status: int, headers: Headers) -> bytes:
     """Status line and headers, without the empty line that ends them."""
-    return f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}\r\n".encode() + encode_fields(headers)
-
-
-def encode_fields(headers: Headers) -> bytes:
-    return "".join([f"{name}: {value}\r\n" for name, value in headers]).encode("latin-1", "replace")
+    lines = [f"{name}: {value}\r\n" for name, value in headers]
+    return f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}\r\n{''.join(lines)}".encode("latin-1", "replace")
 
 
 class HttpReply:
@@ -55,17 +52,15 @@ class HttpReply:
     def head(self, status: int, headers: Headers, own: Headers = (), length: int | None = None) -> None:
         self._is_chunked = length is None and not self._is_http10
         self._keeps_alive = self._keeps_alive and (length is not None or self._is_chunked)
-        pieces = [encode_head(status, headers), encode_fields(own)]
+        framing = "transfer-encoding: chunked\r\n" if self._is_chunked else ""
         if length is not None:
-            pieces.append(b"content-length: %d\r\n" % length)
-        elif self._is_chunked:
-            pieces.append(b"transfer-encoding: chunked\r\n")
+            framing = f"content-length: {length}\r\n"
         if not self._keeps_alive:
-            pieces.append(b"connection: close\r\n")
+            framing += "connection: close\r\n"
         elif self._is_http10:
-            pieces.append(b"connection: keep-alive\r\n")
-        pieces.append(b"\r\n")
-        self._head = b"".join(pieces)
+            framing += "connection: keep-alive\r\n"
+        lines = [f"{name}: {value}\r\n" for name, value in own]
+        self._head = encode_head(status, headers) + f"{''.join(lines)}{framing}\r\n".encode("latin-1", "replace")
 
     def write(self, payload: bytes, framed: bytes | None = None) -> None:
         if self._transport is None or not payload:

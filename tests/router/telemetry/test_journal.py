@@ -48,8 +48,8 @@ def test_a_place_counts_its_wait_and_what_we_expect_cached() -> None:
     journal, metrics, _ = make_journal()
     journal.placed(make_lease())
     assert metrics.predicted.counts == {("served",): 48}
-    counts, total_s = metrics.placed.rows[("served",)]
-    assert (sum(counts), total_s) == (1, [0.5])
+    spread = metrics.placed.rows[("served",)]
+    assert (sum(spread.counts), spread.sum_s) == (1, 0.5)
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
@@ -80,8 +80,8 @@ def test_the_end_of_a_request_is_counted_once_in_everything() -> None:
     journal.ended(lease.demand.request, lease, 200, USAGE, Outcome.OK)
     assert metrics.requests.counts == {("served", "ok", "200"): 1}
     assert metrics.tokens.counts == {("served", "prompt"): 64, ("served", "cached"): 48, ("served", "output"): 7}
-    assert metrics.duration.rows[("served",)][1] == [1.5]
-    assert metrics.first_byte.rows[("served",)][1] == [0.25]
+    assert metrics.duration.rows[("served",)].sum_s == 1.5
+    assert metrics.first_byte.rows[("served",)].sum_s == 0.25
 
 
 def test_what_the_replica_did_not_say_is_not_counted() -> None:

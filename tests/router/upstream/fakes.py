@@ -88,6 +88,9 @@ class FakeSocket(asyncio.Transport):
     def setsockopt(self, level: int, option: int, value: int) -> None:
         self.options[level, option] = value
 
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent += data
+
     def writelines(self, list_of_data: Iterable[Any]) -> None:
         self.sent += b"".join(list_of_data)
 
