@@ -1,7 +1,7 @@
 """Text to token ids and back, and chat messages to text, for one model.
 
 Knows how ids become bytes and when bytes are whole characters. Must not know HTTP, sequences, torch, how files
-are laid out (model/tokenizer_files.py) or how templates run (chat_template.py). What it serves (`served`) is all
+are laid out (model/tokenizer_files.py) or how templates run (pointsman.chat_template). What it serves (`served`) is all
 that another process needs to get the same ids. Calls are synchronous and safe from any thread; long texts belong
 off the event loop.
 """
@@ -16,12 +16,16 @@ from typing import Any, Self
 
 import tokenizers
 
-from engine.chat_template import ChatTemplate, Message, PromptError
-from engine.model.config import ModelError
+from engine.model.fields import ModelError
 from engine.model.gguf import GgufFile, find_gguf
 from engine.model.tokenizer_files import read_folder, read_gguf
+from pointsman.chat_template import ChatTemplate, Message, RenderError, TemplateSourceError, plain_message, text_of_part
 
 __all__ = ["IncrementalDecoder", "PromptError", "Tokenizer"]
+
+
+class PromptError(ValueError):
+    """What a client sent cannot become a prompt; the message is meant for that client (status 400)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -54,7 +58,10 @@ class Tokenizer:
         special = {"bos_token": files.bos_token, "eos_token": files.eos_token}
         variables = {name: token for name, token in special.items() if token is not None}
         template = files.chat_template
-        chat = None if template is None else ChatTemplate(template, variables)
+        try:
+            chat = None if template is None else ChatTemplate(template, variables)
+        except TemplateSourceError as error:
+            raise ModelError(f"the chat template does not parse: {error}") from None
         return cls(files.eos_token_ids, files.tokenizer, files.bos_token, files.eos_token, chat)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -87,7 +94,13 @@ class Tokenizer:
         if self._chat is None:
             raise PromptError("this model has no chat template; use completions")
         ours = {"tools": tools, "add_generation_prompt": add_generation_prompt}
-        return self._chat.render(messages, template_kwargs | ours)
+        _check_contents(messages)
+        takes_parts = self._chat.takes_parts
+        plain = [plain_message(message, _spelled, takes_parts=takes_parts) for message in messages]
+        try:
+            return self._chat.render(plain, template_kwargs | ours)
+        except RenderError as error:
+            raise PromptError(str(error)) from None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The whole text of a sequence, without special tokens."""
@@ -168,6 +181,21 @@ class TokenBytes:
             piece = self._tokenizer.id_to_token(token_id)
             known = self._known[token_id] = b"" if piece is None else self._to_bytes(piece)
         return known
+
+
+def _check_contents(messages: Sequence[Message]) -> None:
+    for index, message in enumerate(messages):
+        content, where = message.get("content"), f"messages[{index}].content"
+        if content is not None and not isinstance(content, str | list):
+            raise PromptError(f"{where} must be a string or a list of text parts")
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            if text_of_part(part) is None:
+                kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+                raise PromptError(f"{where}[{number}] is of type {kind!r}; this model takes only text parts")
+
+
+def _spelled(part: object) -> str:
+    return text_of_part(part) or ""
 
 
 def _piece_reader(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:

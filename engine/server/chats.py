@@ -30,10 +30,9 @@ from engine.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a request came, on the engine's clock, how long its body is, and which adapter its model names."""
+    """When a request came, on the engine's clock, and which adapter its model names."""
 
     at_s: float
-    num_chars: int
     adapter: str | None = None
 
 
@@ -51,7 +50,7 @@ class Planner:
         check_choices(asked, self.limits)
         calling = calling_of(asked, self.tool_format)
         structure = await self._structure(asked, calling)
-        tokens = await self.prompts.of_chat(asked, arrival.num_chars)
+        tokens = await self.prompts.of_chat(asked)
         sampling = sampling_of(asked, len(tokens), self.limits)
         head = Head(f"chatcmpl-{secrets.token_hex(12)}", "chat.completion", asked.model, int(time.time()))
 

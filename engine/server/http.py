@@ -84,15 +84,13 @@ class Service:
         return app
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
-        body = await http.read()
-        asked = decode(body, ChatRequest)
-        generation = await self.planner.chat(asked, self._arrival(asked.model, body))
+        asked = decode(await http.read(), ChatRequest)
+        generation = await self.planner.chat(asked, self._arrival(asked.model))
         return await (generation.stream(http, self.engine) if asked.stream else generation.whole(self.engine))
 
     async def complete(self, http: web.Request) -> web.StreamResponse:
-        body = await http.read()
-        asked = decode(body, CompletionRequest)
-        generation = await self.planner.completion(asked, self._arrival(asked.model, body))
+        asked = decode(await http.read(), CompletionRequest)
+        generation = await self.planner.completion(asked, self._arrival(asked.model))
         return await (generation.stream(http, self.engine) if asked.stream else generation.whole(self.engine))
 
     async def models(self, http: web.Request) -> web.Response:
@@ -103,12 +101,11 @@ class Service:
         return web.json_response(self._described_model())
 
     async def tokenize(self, http: web.Request) -> web.Response:
-        body = await http.read()
-        asked = decode(body, TokenizeRequest)
+        asked = decode(await http.read(), TokenizeRequest)
         if (asked.prompt is None) == (asked.messages is None):
             raise bad_request("give either prompt or messages", "prompt")
         if asked.prompt is None:
-            tokens = await self.planner.prompts.of_chat(asked, len(body))
+            tokens = await self.planner.prompts.of_chat(asked)
         else:
             add_special_tokens = asked.add_special_tokens is not False
             tokens = await self.planner.prompts.of_text(asked.prompt, "prompt", add_special_tokens=add_special_tokens)
@@ -129,9 +126,9 @@ class Service:
     async def version(self, http: web.Request) -> web.Response:
         return web.json_response({"version": version("pointsman")})
 
-    def _arrival(self, model_id: str, body: bytes) -> Arrival:
+    def _arrival(self, model_id: str) -> Arrival:
         self._check_model(model_id)
-        return Arrival(self.engine.clock(), len(body))
+        return Arrival(self.engine.clock())
 
     def _check_model(self, model_id: str) -> None:
         if model_id != self.model_id:

@@ -4,10 +4,10 @@ Knows the tokenizer and which variables a template must not be given. Must not k
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from engine.server.errors import bad_request
 from engine.server.openai import ChatRequest, Prompt, TokenizeRequest
@@ -17,28 +17,26 @@ from engine.tokenizer import PromptError, Tokenizer
 _INLINE_CHARS = 8 << 10
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
-_T = TypeVar("_T")
-
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
     tokenizer: Tokenizer
     vocab_size: int
 
-    async def of_chat(self, asked: ChatRequest | TokenizeRequest, num_chars: int) -> list[int]:
-        """`num_chars` is about how long the text may be. Raises ApiError (400)."""
+    async def of_chat(self, asked: ChatRequest | TokenizeRequest) -> list[int]:
+        """Raises ApiError (400)."""
         messages = asked.messages or []
         _check_roles(messages)
         encode = partial(self.tokenizer.encode_chat, messages, **_template_options(asked))
-        # A template is a program: what it does with few words may take long.
-        return self._checked(await off_loop(encode, "messages", num_chars), "messages")
+        # However short the chat is: a template is a program, and what it does with it may take long.
+        return self._checked(await _translated(asyncio.to_thread(encode), "messages"), "messages")
 
     async def of_text(self, prompt: Prompt, param: str, *, add_special_tokens: bool = True) -> list[int]:
         """Raises ApiError (400)."""
         if isinstance(prompt, list):
             return self._checked(prompt, param)
         encode = partial(self.tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
-        return self._checked(await off_loop(encode, param, len(prompt)), param)
+        return self._checked(await _translated(_off_loop(encode, len(prompt)), param), param)
 
     def _checked(self, token_ids: list[int], param: str) -> list[int]:
         if not token_ids:
@@ -48,10 +46,15 @@ class Prompts:
         return token_ids
 
 
-async def off_loop(work: Callable[[], _T], param: str, num_chars: int) -> _T:
-    """On a thread when the text may be long. Raises ApiError (400) naming `param` for a PromptError."""
+async def _off_loop(work: Callable[[], list[int]], num_chars: int) -> list[int]:
+    """On a thread when the text is long."""
+    return work() if num_chars < _INLINE_CHARS else await asyncio.to_thread(work)
+
+
+async def _translated(encoding: Awaitable[list[int]], param: str) -> list[int]:
+    """Raises ApiError (400) naming `param` for a PromptError."""
     try:
-        return work() if num_chars < _INLINE_CHARS else await asyncio.to_thread(work)
+        return await encoding
     except PromptError as error:
         raise bad_request(str(error), param) from None
 

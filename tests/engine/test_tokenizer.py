@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers
 
 from engine.fetch import fetch
-from engine.model.config import ModelError
+from engine.model.fields import ModelError
 from engine.tokenizer import IncrementalDecoder, PromptError, Tokenizer
 from tests.engine.model.gguf_writer import write_gguf
 from tests.engine.model.tiny_tokenizer import METADATA, TOKENS
@@ -78,7 +78,7 @@ def test_prompts_that_cannot_be_are_the_client_s_error(tmp_path: Path, tiny: Tok
         tiny.encode("a\ud800")
     with pytest.raises(PromptError, match="lone surrogate"):
         tiny.encode_chat([{"role": "user", "content": "\udfff"}])
-    with pytest.raises(PromptError, match="refuses these messages"):
+    with pytest.raises(PromptError, match="refuses the messages"):
         tiny.render_chat([{"content": "no role"}])
     mute = {key: value for key, value in METADATA.items() if key != "tokenizer.chat_template"}
     with pytest.raises(PromptError, match="no chat template"):
@@ -190,3 +190,42 @@ def test_the_real_tokenizer_gives_hugging_face_s_ids(real: Tokenizer) -> None:
     assert real.encode("x ** 2 + 12345") == [104, 1903, 216, 34, 1232, 216, 33, 34, 35, 36, 37]
     assert real.encode("😀 hi 中文字") == [10813, 242, 218, 15876, 216, 28589, 29184, 36518]
     assert real.encode("<|im_start|>user\nhi<|im_end|>") == [1, 4093, 198, 6004, 2]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (3, r"messages\[1\]\.content must be a string or a list of text parts"),
+        ([{"type": "image_url"}], r"messages\[1\]\.content\[0\] is of type 'image_url'; .* only text parts"),
+        ([{"type": "text", "text": "a"}, 3], r"messages\[1\]\.content\[1\] is of type 'int'"),
+        ([{"type": "text"}], r"messages\[1\]\.content\[0\] is of type 'text'"),
+    ],
+)
+def test_content_that_is_not_text_is_refused_by_its_place(tiny: Tokenizer, content: object, complaint: str) -> None:
+    with pytest.raises(PromptError, match=complaint):
+        tiny.render_chat([{"role": "user", "content": ""}, {"role": "user", "content": content}])
+
+
+def test_parts_of_text_become_lines(tiny: Tokenizer) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    assert "<|im_start|>user\na\nb<|im_end|>" in tiny.render_chat([{"role": "user", "content": parts}])
+
+
+def test_what_the_template_refuses_is_the_clients_prompt_error(tmp_path: Path) -> None:
+    metadata = METADATA | {"tokenizer.chat_template": "{{ raise_exception('roles must alternate') }}"}
+    tokenizer = Tokenizer.load(write_gguf(tmp_path / "strict.gguf", metadata, {}))
+    with pytest.raises(PromptError, match="roles must alternate"):
+        tokenizer.render_chat([{"role": "user", "content": "hello"}])
+
+
+def test_a_template_that_does_not_parse_is_a_fault_of_the_model(tmp_path: Path) -> None:
+    metadata = METADATA | {"tokenizer.chat_template": "a\n{% if %}"}
+    with pytest.raises(ModelError, match=r"chat template does not parse: line 2: "):
+        Tokenizer.load(write_gguf(tmp_path / "broken.gguf", metadata, {}))
+
+
+def test_special_tokens_are_shown_to_whoever_asks_and_have_bytes(tiny: Tokenizer) -> None:
+    ends = [TOKENS.index("<|im_end|>"), TOKENS.index("a")]
+    assert "".join(streamed(tiny.decoder(), ends)) == "a"
+    assert "".join(streamed(tiny.decoder(skip_special_tokens=False), ends)) == "<|im_end|>a"
+    assert tiny.token_bytes(ends[0]) == b"<|im_end|>"

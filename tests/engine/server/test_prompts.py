@@ -19,16 +19,15 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Prompts:
 
 async def refused(prompts: Prompts, **fields: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        await prompts.of_chat(chat(**fields), 100)
+        await prompts.of_chat(chat(**fields))
     assert caught.value.status == 400
     return caught.value
 
 
 async def test_a_chat_is_rendered_with_its_generation_prompt_unless_told_otherwise(prompts: Prompts) -> None:
     messages = [{"role": "user", "content": "hello"}]
-    assert await prompts.of_chat(chat(), 100) == await prompts.of_chat(chat(), 1 << 20)
-    with_prompt = await prompts.of_chat(chat(messages=messages), 100)
-    without = await prompts.of_chat(chat(messages=messages, add_generation_prompt=False), 100)
+    with_prompt = await prompts.of_chat(chat(messages=messages))
+    without = await prompts.of_chat(chat(messages=messages, add_generation_prompt=False))
     assert with_prompt[: len(without)] == without != with_prompt
 
 
