@@ -39,6 +39,9 @@ from router.retries import RetryBudget
 from router.routing.presets import open_parts, preset
 from router.telemetry.journal import Journal
 from router.telemetry.metrics import Metrics
+from router.transports.dialects.desk import Dialects
+from router.transports.dialects.kept import KeptHere
+from router.transports.dialects.pages import add_response_routes
 from router.transports.http import ClientConnection, DataPort, PortLimits
 from router.transports.keypages import add_key_routes, guard
 from router.transports.web import Views, admin_routes, data_routes
@@ -80,6 +83,7 @@ class Router:
         self.upstream = HttpUpstream(time.monotonic)
         self.proxy = self._new_proxy()
         self.sockets = new_sockets(settings, self.proxy.begin, time.monotonic)
+        self.dialects = self._new_dialects()
         self.lag_s = 0.0
         self.port: DataPort | None = None
         self.drain_timeout_s = settings.drain_timeout_s
@@ -143,10 +147,11 @@ class Router:
         """All that serves connections; nobody listens yet."""
         routes = data_routes(self._views())
         routes.middlewares.append(guard(self.keyring))
+        add_response_routes(routes, self.dialects)
         data = web.AppRunner(routes, handler_cancellation=True, access_log=None)
         await data.setup()
         self.port = port = self._new_port(data)
-        port.sockets = self.sockets
+        port.sockets, port.dialects = self.sockets, self.dialects
         try:
             yield port
         finally:
@@ -338,10 +343,28 @@ class Router:
         return DataPort(
             self.proxy.begin,
             make_handler,
-            lambda status: self.metrics.requests.add(("none", "rejected", str(status))),
+            self._refused,
             time.monotonic,
             PortLimits(request_timeout_s=settings.request_timeout_s, max_body_bytes=settings.max_body_bytes),
         )
+
+    def _new_dialects(self) -> Dialects:
+        return Dialects(
+            self.proxy.begin,
+            self._count_tokens,
+            KeptHere(time.monotonic),
+            time.monotonic,
+            self.settings.request_timeout_s,
+            self._refused,
+        )
+
+    async def _count_tokens(self, request: Request) -> int:
+        pool, adapter = self.registry.find(request.model) or await self._known(request.model, request.deadline)
+        return (await self.prompts.read(request, pool, adapter)).num_tokens
+
+    def _refused(self, status: int) -> None:
+        """A request that never reached the proxy."""
+        self.metrics.requests.add(("none", "rejected", str(status)))
 
     def _served(self) -> Served:
         return Served(self.proxy.begin, self.registry.models, lambda: pages.readiness(self)[0], time.monotonic)

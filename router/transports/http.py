@@ -14,9 +14,10 @@ from router.core import Request, Surface
 from router.errand import Errand
 from router.errors import InvalidRequest, MethodNotAllowed, PointsmanError, UnknownRoute
 from router.headers import request_id
-from router.heads import KnownHeads, learn_request
+from router.heads import KnownHeads, RequestHead, learn_request
 from router.ports import Clock
 from router.transports.asking import new_request
+from router.transports.dialects.desk import Dialects
 from router.transports.loan import Loan
 from router.transports.reader import Message, RequestReader
 from router.transports.reply import HttpReply, encode_head
@@ -68,6 +69,7 @@ class DataPort:
         self.clock = clock
         self.limits = limits
         self.sockets: Sockets | None = None
+        self.dialects: Dialects | None = None
         self.known = KnownHeads(learn_request)
         self.connections: set[ClientConnection] = set()
 
@@ -205,20 +207,25 @@ class ClientConnection(asyncio.Protocol):
         except PointsmanError as error:
             self._answer(message, error)
             return
-        self._reply = HttpReply(
-            self._transport, self._free, keeps_alive=head.keeps_alive, is_http10=head.version == "1.0"
-        )
+        self._reply = self._new_reply(head)
         errand = port.begin(request, self._reply)
         self.serving = errand if self._is_busy else None
 
+    def _new_reply(self, head: RequestHead) -> HttpReply:
+        return HttpReply(self._transport, self._free, keeps_alive=head.keeps_alive, is_http10=head.version == "1.0")
+
     def _pass_on(self, message: Message) -> None:
-        """A request that is not inference: the connection becomes a WebSocket, or is lent for this one request."""
-        head, sockets = message.head, self._port.sockets
-        if sockets is None or not sockets.takes(head.path, head.headers):
+        """A request of another form, a WebSocket's beginning, or one for aiohttp, to which the connection is lent."""
+        head, sockets, dialects = message.head, self._port.sockets, self._port.dialects
+        if dialects is not None and dialects.takes(head.method, head.path):
+            reply = self._reply = self._new_reply(head)
+            errand = dialects.serve(head.path, head.headers, message.body, reply)
+            self.serving = errand if self._is_busy else None
+        elif sockets is not None and sockets.takes(head.path, head.headers):
+            self._port.connections.discard(self)
+            sockets.take(self._transport, head.target, head.headers)
+        else:
             self._lend(message)
-            return
-        self._port.connections.discard(self)
-        sockets.take(self._transport, head.target, head.headers)
 
     def _lend(self, message: Message) -> None:
         if self._loan is None:

@@ -37,7 +37,7 @@ class UnknownReplica(PointsmanError):
 
 def data_routes(views: Views) -> web.Application:
     """What the data port serves besides inference."""
-    app, pages = web.Application(middlewares=[_openai_errors]), _Pages(views)
+    app, pages = web.Application(middlewares=[openai_errors]), _Pages(views)
     app.router.add_get("/health", pages.health)
     app.router.add_get("/livez", pages.liveness)
     app.router.add_get("/readyz", pages.readiness)
@@ -49,7 +49,7 @@ def data_routes(views: Views) -> web.Application:
 
 def admin_routes(views: Views) -> web.Application:
     """What the admin port serves."""
-    app, pages = web.Application(middlewares=[_openai_errors]), _Pages(views)
+    app, pages = web.Application(middlewares=[openai_errors]), _Pages(views)
     app.router.add_get("/health", pages.health)
     app.router.add_get("/readyz", pages.readiness)
     app.router.add_get("/metrics", pages.metrics)
@@ -112,7 +112,7 @@ class _Pages:
 
 
 @web.middleware
-async def _openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error on every path has OpenAI's body and a request id."""
     try:
         response = await handler(request)
