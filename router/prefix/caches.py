@@ -3,7 +3,7 @@
 The composition root tells it which replicas there are and what became of requests; it knows no registry and no sockets.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from router.core import Lease, Pool, Replica, Usage
@@ -66,10 +66,15 @@ class Caches:
         self.knowledge.told(replica_id, status)
         self.on_status(replica_id, status)
 
+    def statuses(self) -> Mapping[str, FeedStatus]:
+        """Of those that have a feed, by replica id."""
+        return {id: follower.status for id, follower in self.feeds.followers().items()}
+
     def sweep(self, now: float, replicas: Iterable[Replica]) -> None:
         """Once a second: what did not come true is taken back, and who is gone is listened to no more."""
-        self.knowledge.sweep(now)
-        self.feeds.keep({replica.id for replica in replicas})
+        there = {replica.id: replica for replica in replicas}
+        self.knowledge.sweep(now, there)
+        self.feeds.keep(there)
 
     def __repr__(self) -> str:
         return f"<Caches {self.index!r} {self.feeds!r}>"

@@ -3,7 +3,7 @@ said, and never waits for any of them."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Union
 from urllib.parse import urlsplit
@@ -124,8 +124,8 @@ class Feeds:
             return FeedStatus()
         return followed.follower.status if followed.follower is not None else FeedStatus(FeedState.SYNCING)
 
-    def tallies(self) -> dict[str, Follower]:
-        """Who follows which replica, for counts."""
+    def followers(self) -> Mapping[str, Follower]:
+        """Who follows which replica."""
         return {id: followed.follower for id, followed in self._followed.items() if followed.follower is not None}
 
     def _start(self, id: str, followed: _Followed) -> None:

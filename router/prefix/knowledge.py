@@ -6,7 +6,7 @@ size would. BLIND: we do not know its tokens. Every replica is one of these, and
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -110,7 +110,7 @@ class Knowledge:
         if replica.kv_capacity_tokens is not None and replica.pool is not None:
             num_blocks = replica.kv_capacity_tokens // replica.pool.block_size
             self._sizes[replica.id] = max(MIN_CAPACITY_BLOCKS, num_blocks)
-        self._model(replica.id)
+            self._model(replica.id)
 
     def forget(self, replica_id: str) -> None:
         """It failed or is gone, and what it held with it."""
@@ -144,8 +144,13 @@ class Knowledge:
         elif usage.cached_tokens is not None:
             self._compare(lease, usage.cached_tokens)
 
-    def sweep(self, now: float) -> None:
-        """Take back the guesses that did not come true in time."""
+    def sweep(self, now: float, replica_ids: Collection[str]) -> None:
+        """Take back the guesses that did not come true in time, and forget all replicas but these."""
+        for known in (self._statuses, self._trusts, self._probes, self._sizes, self._reuse):
+            for id in known.keys() - replica_ids:
+                known.pop(id)
+        for id in self._sizes:
+            self._model(id)  # one that was lost came back with an empty cache of the same size
         for guesses in (self._expected, self._of_siblings):
             while guesses and guesses[0].due <= now:
                 self._check(guesses.popleft())

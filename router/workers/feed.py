@@ -1,4 +1,5 @@
-"""The feed: the one process of a host that finds replicas, probes them and reads their load, and tells the workers.
+"""The feed: the one process of a host that finds replicas, probes them, reads their load and hears what they have
+cached, and tells the workers.
 
 Knows the registry, the board's columns and frames; serves no request. It never waits for a worker: one that does not
 read is cut off, and gets a fresh snapshot when it comes back. What workers sent where it only passes on.
@@ -14,6 +15,10 @@ from dataclasses import dataclass, field
 
 from router.config import Settings
 from router.core import Pool, Replica
+from router.prefix.caches import Caches
+from router.prefix.changes import Change, everything
+from router.prefix.follower import FeedStatus
+from router.prefix.index import BlockIndex
 from router.replicas.discovery.static import StaticDiscovery, parse_replicas
 from router.replicas.identify import TokenizerDocument
 from router.replicas.member import Member
@@ -23,7 +28,7 @@ from router.workers import frames
 from router.workers.board import Board
 from router.workers.columns import Columns
 from router.workers.desk import Desk
-from router.workers.frames import Delta, Dispatches, Document, Drain, Drained, Hello, Snapshot, Suspect
+from router.workers.frames import Delta, Dispatches, Document, Drain, Drained, Fed, Hello, Snapshot, Suspect, Told
 from router.workers.line import Line
 
 # News of the same moment travel together.
@@ -61,6 +66,12 @@ class Feed:
         self._sequence = time.monotonic_ns()
         self._columns = Columns(board, self._sequence)
         self._desk = Desk(board, None)
+        self._caches = Caches(
+            BlockIndex(settings.index_bytes),
+            has_tokenizer=lambda _: True,
+            on_changes=self._told,
+            on_status=self._fed,
+        )
         self._registry = self._new_registry(settings)
         self._drained = set(drained)
         self._workers: dict[Line, int | None] = {}
@@ -70,6 +81,7 @@ class Feed:
         self._changed: dict[str, Member] = {}
         self._gone: list[str] = []
         self._new_documents: list[Document] = []
+        self._changes: list[tuple[str, Sequence[Change]]] = []
         self._news = asyncio.Event()
         self._has_begun = False
 
@@ -80,6 +92,7 @@ class Feed:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._registry.run())
+                group.create_task(self._caches.listen())
                 group.create_task(self._tell_forever())
         finally:
             server.close()
@@ -127,12 +140,32 @@ class Feed:
         if sighting is not None and sighting.column is not None:
             self._desk.unseat(sighting.column)
         self._columns.retire(id, self._sequence + 1)
+        self._caches.feeds.leave(id)
 
     def _lost(self, id: str) -> None:
         """In the stream of dispatches, so that it comes after what was sent there before it was lost."""
+        self._caches.lost(id)
+        self._tell_changes()
         self._pass_on(frames.pack(Dispatches([(id, b"")])), None)
 
+    def _told(self, id: str, changes: Sequence[Change]) -> None:
+        """Of the same moment, they travel together."""
+        if not self._changes:
+            asyncio.get_running_loop().call_later(GATHER_S, self._tell_changes)
+        self._changes.append((id, changes))
+
+    def _tell_changes(self) -> None:
+        changes, self._changes = self._changes, []
+        if changes:
+            self._tell()  # of a replica that they do not know they would take nothing in
+            self._send_all(frames.pack(Told(changes)))
+
+    def _fed(self, id: str, status: FeedStatus) -> None:
+        self._tell_changes()
+        self._send_all(frames.pack(Fed(id, status)))
+
     def _identified(self, replica: Replica, pool: Pool, fields: TokenizerDocument | None) -> None:
+        self._caches.identified(replica, pool)
         if fields is not None and pool.model not in self._documents:
             document = self._documents[pool.model] = Document(pool.model, fields)
             self._new_documents.append(document)
@@ -188,6 +221,10 @@ class Feed:
         worker.send(snapshot)
         for kept in self._dispatched.frames:
             worker.send_frame(kept)
+        self._tell_changes()  # what the index has already is not told twice
+        for id, status in self._caches.statuses().items():
+            worker.send(Told([(id, everything(self._caches.index, id))]))
+            worker.send(Fed(id, status))
 
     def _send_all(self, frame: bytes) -> None:
         for worker in self._greeted():

@@ -80,6 +80,7 @@ def merge_replicas(reports: Sequence[Report]) -> list[Mapping[str, object]]:
 
 
 _BREAKERS = ("closed", "half_open", "open")
+_KNOWLEDGE = ("EXACT", "APPROXIMATE", "BLIND")
 
 
 def _merge_row(one: dict[str, object], other: Mapping[str, object]) -> dict[str, object]:
@@ -87,6 +88,8 @@ def _merge_row(one: dict[str, object], other: Mapping[str, object]) -> dict[str,
     for name in ("cached_blocks", "expected_wait_s", "prefill_tokens_per_s"):
         merged[name] = max(_number(one[name]), _number(other[name]))
     merged["breaker"] = max(str(one["breaker"]), str(other["breaker"]), key=_BREAKERS.index)
+    known = (str(one["knowledge"]), str(other["knowledge"]))
+    merged["knowledge"] = max(known, key=lambda text: _KNOWLEDGE.index(text.partition(":")[0]))
     return merged
 
 

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from router.prefix.changes import Change
+from router.prefix.follower import FeedStatus
 from router.replicas.sighting import Sighting
 
-VERSION = 1
+VERSION = 2
 LENGTH_BYTES = 4
 # A tokenizer document is at most 64 MiB (`replicas/fetch.py`), a snapshot may hold some.
 MAX_FRAME_BYTES = 512 * 2**20
@@ -57,6 +59,19 @@ class Dispatches(_Message, frozen=True):
     """Replica ids, and the block hashes of a prompt that each was sent, packed as 64 bits each; none: forget it."""
 
     chains: Sequence[tuple[str, bytes]]
+
+
+class Told(_Message, frozen=True):
+    """The feed to a worker: what replicas said of their caches since the frame before it, by replica id."""
+
+    changes: Sequence[tuple[str, Sequence[Change]]]
+
+
+class Fed(_Message, frozen=True):
+    """The feed to a worker: how well a replica tells what it holds, from here on."""
+
+    replica_id: str
+    status: FeedStatus
 
 
 class Suspect(_Message, frozen=True):
@@ -129,7 +144,7 @@ class Report(_Message, frozen=True):
 
 
 ToFeed = Hello | Suspect | Cooled | Dispatches
-FromFeed = Snapshot | Delta | Dispatches
+FromFeed = Snapshot | Delta | Dispatches | Told | Fed
 Order = Open | Shut | Retire | Ask | Drain
 News = Serving | Report | Drained
 Message = ToFeed | FromFeed | Order | News

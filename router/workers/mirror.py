@@ -1,24 +1,19 @@
-"""What the feed says, brought into this worker's rooms: replicas into the registry and onto the desk, dispatches of the
-siblings into the prefix index. Knows messages and those rooms; knows no sockets.
+"""What the feed says, brought into this worker's rooms: replicas into the registry and onto the desk, what replicas
+tell and siblings sent into the caches. Knows messages and those rooms; knows no sockets.
 """
 
 import asyncio
 import time
-from array import array
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from router.core import Replica, ReplicaSpec
-from router.ports import PrefixIndex
+from router.prefix.caches import Caches
 from router.replicas.registry import Registry
 from router.replicas.sighting import Sighting
 from router.workers.desk import Desk
-from router.workers.frames import Delta, Dispatches, Document, Snapshot
-
-# Of each turn of the event loop, what siblings sent may take so much; of what then waits, the oldest is forgotten.
-SLICE_S = 0.001
-MAX_WAITING_CHAINS = 20_000
+from router.workers.frames import Delta, Dispatches, Document, Fed, FromFeed, Snapshot, Told
+from router.workers.intake import Intake
 
 
 @dataclass(eq=False, slots=True)
@@ -27,22 +22,27 @@ class Mirror:
 
     registry: Registry
     desk: Desk
-    index: PrefixIndex
+    caches: Caches
     clock: Callable[[], float] = time.perf_counter
     has_snapshot: asyncio.Event = field(default_factory=asyncio.Event)
     _seats: dict[str, tuple[Replica, int | None]] = field(default_factory=dict, init=False)
     _documents: dict[str, Mapping[str, object]] = field(default_factory=dict, init=False)
     _unsettled: set[str] = field(default_factory=set, init=False)
-    _chains: deque[tuple[str, bytes]] = field(default_factory=deque, init=False)
+    _intake: Intake = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._intake = Intake(self.caches, self._seats.__contains__, self.clock)
 
     @property
     def is_settled(self) -> bool:
         """Has the feed said of every replica whether it is there?"""
         return self.has_snapshot.is_set() and not self._unsettled
 
-    def apply(self, message: Snapshot | Delta | Dispatches) -> None:
+    def apply(self, message: FromFeed) -> None:
+        """Raises Overrun where too much came: a fresh snapshot makes it good."""
         match message:
             case Snapshot():
+                self._intake.forget()
                 self._learn(message.documents)
                 wanted = {sighting.id for sighting in message.sightings}
                 gone = [replica.id for replica in self.registry.replicas() if replica.id not in wanted]
@@ -52,7 +52,12 @@ class Mirror:
                 self._learn(message.documents)
                 self._update(message.sightings, message.gone, message.sequence)
             case Dispatches():
-                self._put_off(message.chains)
+                self._intake.dispatched(message.chains)
+            case Told():
+                for replica_id, changes in message.changes:
+                    self._intake.told(replica_id, changes)
+            case Fed():
+                self.caches.tell_status(message.replica_id, message.status)
 
     def _learn(self, documents: Sequence[Document]) -> None:
         self._documents.update({document.model: document.fields for document in documents})
@@ -90,25 +95,3 @@ class Mirror:
             _, column = self._seats.pop(id)
             if column is not None:
                 self.desk.unseat(column)
-
-    def _put_off(self, chains: Sequence[tuple[str, bytes]]) -> None:
-        was_idle = not self._chains
-        self._chains.extend(chains)
-        while len(self._chains) > MAX_WAITING_CHAINS:
-            self._take_in(*self._chains.popleft(), is_late=True)
-        if was_idle:
-            asyncio.get_running_loop().call_soon(self._take_some)
-
-    def _take_some(self) -> None:
-        until = self.clock() + SLICE_S
-        while self._chains and self.clock() < until:
-            self._take_in(*self._chains.popleft())
-        if self._chains:
-            asyncio.get_running_loop().call_soon(self._take_some)
-
-    def _take_in(self, replica_id: str, packed: bytes, is_late: bool = False) -> None:
-        """What a replica lost is forgotten even when there is no time for the rest."""
-        if not packed:
-            self.index.remove(replica_id)
-        elif not is_late and replica_id in self._seats:
-            self.index.insert(replica_id, array("Q", packed))

@@ -13,7 +13,7 @@ from router.core import Decision, Demand
 from router.replicas.member import Member
 from router.workers import doors, frames
 from router.workers.desk import Desk
-from router.workers.frames import Cooled, Delta, Dispatches, Hello, Snapshot, Suspect
+from router.workers.frames import Cooled, Dispatches, FromFeed, Hello, Suspect
 from router.workers.line import Line
 
 RECONNECT_S = 0.1
@@ -24,7 +24,7 @@ REPEAT_S = 2.0
 MAX_REMEMBERED = 10_000
 MAX_UNSENT_HINT_BYTES = 4 * 2**20
 
-Apply = Callable[[Snapshot | Delta | Dispatches], None]
+Apply = Callable[[FromFeed], None]
 log = logging.getLogger(__name__)
 
 

@@ -9,10 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+from pointsman.blockhash import block_hashes
 from router.config import Settings
 from router.core import Outcome
 from router.errors import ConnectionCut, UpstreamStatus
+from router.prefix.caches import Caches
 from router.prefix.index import BlockIndex
+from router.prefix.knowledge import Knowing
 from router.replicas.registry import Registry
 from router.workers import doors, frames
 from router.workers.board import Board
@@ -23,6 +26,7 @@ from router.workers.line import FrameReader, Line
 from router.workers.mirror import Mirror
 from router.workers.sharing import Sharing
 from tests.router.nouns import make_demand, make_prompt
+from tests.router.prefix.publisher import publishing, removed, stored
 from tests.router.replicas.fakes import FakeReplica, Fleet, make_decision
 
 DOCUMENT = {"tokenizer": {"vocabulary": "x" * 10_000}, "block_size": 32}
@@ -45,6 +49,7 @@ class Crew:
         desk = Desk(board, number)
         self.sharing = Sharing(desk, number, address, [])
         self.index = BlockIndex(2**20)
+        self.caches = Caches(self.index, lambda _: True, listens=False)
         self.registry = Registry(
             Fleet(),
             on_change=lambda: None,
@@ -53,7 +58,7 @@ class Crew:
             on_suspect=self.sharing.suspected,
             on_cooled=self.sharing.cooled,
         )
-        self.mirror = Mirror(self.registry, desk, self.index)
+        self.mirror = Mirror(self.registry, desk, self.caches)
         self.task = asyncio.create_task(self.sharing.follow(self.mirror.apply))
 
     def states(self) -> dict[str, str]:
@@ -70,6 +75,10 @@ class Crew:
         lease = self.registry.reserve(make_demand(pool=replica.pool), make_decision(replica))
         lease.release(Outcome.UPSTREAM_FAILED, error)
 
+    def knowing(self) -> Knowing:
+        (replica,) = self.registry.replicas()
+        return self.caches.knowledge.of(replica).knowing
+
     def holds(self, replica_id: str, first_hash: int) -> bool:
         return self.index.match([first_hash]).get(replica_id, 0) == 1
 
@@ -80,7 +89,7 @@ class Crew:
 
     def _lose(self, replica_id: str) -> None:
         self.lost.append(replica_id)
-        self.index.remove(replica_id)
+        self.caches.lost(replica_id)
 
 
 @dataclass(eq=False)
@@ -92,6 +101,7 @@ class Host:
     address: str
     replicas: list[FakeReplica]
     settings: dict[str, float] = field(default_factory=dict)
+    options: str = ""
     crews: list[Crew] = field(default_factory=list)
     feed: Feed | None = None
     _task: "asyncio.Task[None] | None" = None
@@ -102,7 +112,7 @@ class Host:
 
     def start_feed(self, *drained: str) -> None:
         settings = Settings(
-            replica=tuple(replica.url for replica in self.replicas),
+            replica=tuple(replica.url + self.options for replica in self.replicas),
             **{"probe_interval_s": 0.02, "load_interval_s": 0.02, **self.settings},  # type: ignore[arg-type]
         )
         self.feed = Feed(settings, self.board, self.listener.dup(), drained)
@@ -120,11 +130,13 @@ class Host:
 
 
 @asynccontextmanager
-async def host(*replicas: FakeReplica, num_workers: int = 2, **settings: float) -> AsyncIterator[Host]:
+async def host(
+    *replicas: FakeReplica, num_workers: int = 2, options: str = "", **settings: float
+) -> AsyncIterator[Host]:
     board = Board.create(4)
     listener, address = doors.listen_for_feed()
     listener.setblocking(False)
-    host = Host(board, listener, address, list(replicas), settings)
+    host = Host(board, listener, address, list(replicas), settings, options)
     host.start_feed()
     for _ in range(num_workers):
         host.join()
@@ -208,6 +220,45 @@ async def test_what_a_lost_replica_had_cached_is_forgotten_by_all() -> None:
         late = rig.join()
         await until(lambda: late.states() == {replica.id: "READY"})
         assert not late.holds(replica.id, 1000)
+
+
+async def test_what_a_replica_tells_of_its_cache_is_known_to_all_and_to_who_comes_later() -> None:
+    ids = list(range(64))
+    whole = block_hashes(ids, 16)
+    async with publishing() as publisher, FakeReplica("m") as replica:
+        options = f",kv={publisher.address},replay={publisher.replay_address}"
+        async with host(replica, options=options) as rig:
+            await rig.until_ready()
+            await publisher.publish(stored([1, 2, 3, 4], ids))
+            known = {replica.id: 4}
+            await until(lambda: all(crew.index.match(whole) == known for crew in rig.crews))
+            await until(lambda: {crew.knowing() for crew in rig.crews} == {Knowing.EXACT})
+            late = rig.join()
+            await until(lambda: late.index.match(whole) == known and late.knowing() is Knowing.EXACT)
+            await publisher.publish(removed(4))
+            await until(lambda: all(crew.index.match(whole) == {replica.id: 3} for crew in rig.crews))
+            await rig.stop_feed()
+            rig.start_feed()
+            later = rig.join()
+            await until(lambda: all(crew.index.match(whole) == {replica.id: 3} for crew in rig.crews))
+            assert later.index.is_told(replica.id, whole[2])
+
+
+async def test_a_replica_that_is_lost_tells_anew_when_it_is_back() -> None:
+    ids = list(range(32))
+    whole = block_hashes(ids, 16)
+    async with publishing() as publisher, FakeReplica("m") as replica:
+        options = f",kv={publisher.address},replay={publisher.replay_address}"
+        async with host(replica, options=options) as rig:
+            await rig.until_ready()
+            await publisher.publish(stored([1, 2], ids))
+            await until(lambda: all(crew.index.match(whole) for crew in rig.crews))
+            publisher.is_deaf = True
+            await replica.die()
+            await until(lambda: not any(crew.index.match(whole) for crew in rig.crews))
+            publisher.is_deaf = False
+            await replica.return_()
+            await until(lambda: all(crew.index.match(whole) == {replica.id: 2} for crew in rig.crews))
 
 
 async def test_a_drain_is_in_force_in_all_workers_when_its_frame_is_applied() -> None:

@@ -21,6 +21,7 @@ def row(**fields: object) -> dict[str, object]:
         "cached_blocks": 0,
         "expected_wait_s": 0.0,
         "prefill_tokens_per_s": 2000.0,
+        "knowledge": "EXACT",
         **fields,
     }
 
@@ -69,9 +70,10 @@ def test_no_counter_goes_back_when_processes_come_and_go() -> None:
 
 def test_a_replicas_row_is_the_sum_of_what_workers_have_and_the_worst_of_what_they_found() -> None:
     one = row(in_flight=2, breaker="open", cached_blocks=5, expected_wait_s=0.5)
-    other = row(in_flight=3, breaker="half_open", cached_blocks=7, expected_wait_s=0.25)
+    doubt = "APPROXIMATE: it lies"
+    other = row(in_flight=3, breaker="half_open", cached_blocks=7, expected_wait_s=0.25, knowledge=doubt)
     (merged,) = merge_replicas([report(replicas=(one,)), report(replicas=(other,))])
-    assert merged == row(in_flight=5, breaker="open", cached_blocks=7, expected_wait_s=0.5)
+    assert merged == row(in_flight=5, breaker="open", cached_blocks=7, expected_wait_s=0.5, knowledge=doubt)
 
 
 def test_a_replica_that_one_worker_knows_is_shown() -> None:

@@ -4,26 +4,35 @@ import asyncio
 import random
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from router.core import Load, Outcome, Replica, ReplicaSpec, ReplicaState
+from router.prefix.caches import Caches
+from router.prefix.changes import Emptied, held
+from router.prefix.follower import FeedState, FeedStatus
+from router.prefix.index import BlockIndex
+from router.prefix.knowledge import Knowing
 from router.replicas.registry import Registry
 from router.replicas.sighting import Sighting
+from router.workers import intake
 from router.workers.board import Board
 from router.workers.desk import Desk
-from router.workers.frames import Delta, Dispatches, Document, Snapshot
-from router.workers.mirror import MAX_WAITING_CHAINS, Mirror
+from router.workers.frames import Delta, Dispatches, Document, Fed, Snapshot, Told
+from router.workers.mirror import Mirror
+from tests.fakes import turns
 from tests.router.nouns import FakeClock, make_demand
 from tests.router.replicas.fakes import Fleet, make_decision, make_identity
 
 NEVER = float("-inf")
 
 
-class FakeIndex:
-    """Writes down what it is told. `on_insert` lets time pass."""
+class SlowIndex(BlockIndex):
+    """Writes down what it is told, which takes time."""
 
     def __init__(self, clock: FakeClock) -> None:
+        super().__init__(2**20)
         self.log: list[tuple[str, tuple[int, ...]]] = []
         self.clock = clock
 
@@ -31,14 +40,11 @@ class FakeIndex:
         self.clock.now += 0.0004
         self.log.append((replica_id, tuple(block_hashes)))
 
+    def store(self, replica_id: str, parent: int | None, block_hashes: Sequence[int], *, is_host: bool = False) -> None:
+        self.insert(replica_id, block_hashes)
+
     def remove(self, replica_id: str) -> None:
         self.log.append((replica_id, ()))
-
-    def match(self, block_hashes: Sequence[int]) -> dict[str, int]:
-        return {}
-
-    def num_blocks(self, replica_id: str) -> int:
-        return 0
 
 
 class Rig:
@@ -48,11 +54,12 @@ class Rig:
         self.board = board
         self.lost: list[str] = []
         self.clock = FakeClock()
-        self.index = FakeIndex(self.clock)
+        self.index = SlowIndex(self.clock)
+        self.caches = Caches(self.index, lambda _: True, listens=False)
         self.registry = Registry(
             Fleet(), on_change=lambda: None, on_lost=self.lost.append, on_identified=lambda *_: None
         )
-        self.mirror = Mirror(self.registry, Desk(board, 0), self.index, self.clock)
+        self.mirror = Mirror(self.registry, Desk(board, 0), self.caches, self.clock)
 
     def replica(self, id: str) -> Replica:
         return next(replica for replica in self.registry.replicas() if replica.id == id)
@@ -188,10 +195,38 @@ async def test_dispatches_are_taken_in_a_millisecond_at_a_time(rig: Rig) -> None
     assert taken == [3, 3, 3, 2]
 
 
-async def test_of_too_many_dispatches_the_oldest_are_forgotten_but_no_loss(rig: Rig) -> None:
+async def test_of_too_many_dispatches_the_latest_are_left_out_but_no_loss(rig: Rig, monkeypatch: Any) -> None:
+    monkeypatch.setattr(intake, "MAX_WAITING_CHAINS", 3)
     rig.mirror.apply(Snapshot(1, [sighting()], []))
-    chains = [("a", array("Q", [number]).tobytes()) for number in range(MAX_WAITING_CHAINS + 2)]
-    rig.mirror.apply(Dispatches([("a", b""), *chains]))
-    assert rig.index.log == [("a", ())]
+    chains = [("a", array("Q", [number]).tobytes()) for number in range(5)]
+    rig.mirror.apply(Dispatches([*chains, ("a", b"")]))
+    await turns()
+    assert rig.index.log == [("a", (0,)), ("a", (1,)), ("a", (2,)), ("a", ())]
+
+
+async def test_what_replicas_tell_is_taken_in_order_and_by_slices(rig: Rig) -> None:
+    rig.mirror.apply(Snapshot(1, [sighting()], []))
+    changes = [held(None, [number]) for number in range(5)]
+    rig.mirror.apply(Told([("a", [*changes, Emptied()]), ("unknown", changes)]))
+    assert rig.index.log == []
     await asyncio.sleep(0)
-    assert rig.index.log[1] == ("a", (2,))
+    assert rig.index.log == [("a", (0,)), ("a", (1,)), ("a", (2,))]
+    await turns()
+    assert rig.index.log[3:] == [("a", (3,)), ("a", (4,)), ("a", ())]
+
+
+async def test_more_than_can_be_taken_in_asks_for_everything_anew(rig: Rig, monkeypatch: Any) -> None:
+    monkeypatch.setattr(intake, "MAX_WAITING_BLOCKS", 10)
+    rig.mirror.apply(Snapshot(1, [sighting()], []))
+    with pytest.raises(ValueError, match="more than 10 blocks"):
+        rig.mirror.apply(Told([("a", [held(None, range(11))])]))
+    rig.mirror.apply(Snapshot(2, [sighting()], []))
+    rig.mirror.apply(Told([("a", [Emptied(), held(None, [7])])]))
+    await asyncio.sleep(0)
+    assert rig.index.log == [("a", ()), ("a", (7,))]
+
+
+def test_how_well_a_replica_tells_is_known_as_the_feed_says(rig: Rig) -> None:
+    rig.mirror.apply(Snapshot(1, [sighting()], []))
+    rig.mirror.apply(Fed("a", FeedStatus(FeedState.SYNCED)))
+    assert rig.caches.knowledge.of(rig.replica("a")).knowing is Knowing.EXACT
