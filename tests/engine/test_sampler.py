@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from engine import sampler
-from engine.sampling import Sampled, TokenLogprobs
+from engine.logits import Row
+from engine.sampling import Sampled
 from engine.scheduler import Chunk
 from engine.sequence import Sequence
 from tests.engine.requests import request
@@ -96,8 +97,71 @@ def test_only_what_the_cuts_leave_is_drawn(sampling: dict[str, Any], allowed: se
     assert set(draws([0.1, 0.4, 0.3, 0.2], **sampling)) == allowed
 
 
-def test_stops_are_impossible_until_the_least_number_of_tokens_is_reached() -> None:
-    logits = torch.tensor([[0.0, 5.0, 9.0, 7.0]])
-    stops = {"eos_token_ids": frozenset({2}), "stop_token_ids": frozenset({3}), "min_tokens": 2}
-    assert sample(logits.clone(), [sequence(0, **stops)]) == [1]
-    assert sample(logits.clone(), [sequence(1, **stops)]) == [2]
+def test_a_nucleus_beyond_the_first_candidates_is_found() -> None:
+    """1,000 tokens that are all alike: their nucleus of 0.9 has 900."""
+    logits = torch.zeros(400, 1000)
+    rows = [sequence(position, temperature=1.0, top_p=0.9) for position in range(400)]
+    assert 300 < len(set(sample(logits, rows))) <= 900
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 50}, {"top_p": 0.95}, {"top_k": 400, "top_p": 0.5}, {"min_p": 0.02}])
+def test_cutting_in_a_batch_is_cutting_alone(options: dict[str, Any]) -> None:
+    """Against the plain definition: sort, cut, and the inverse of what is cumulated in vocabulary order."""
+    logits = torch.randn(40, 2000, generator=torch.Generator().manual_seed(3)) * 2
+    rows = [sequence(index, seed=9, temperature=0.8, **options) for index in range(40)]
+    mixed = [*rows, sequence(0, temperature=1.0), sequence(0, temperature=3.0, top_k=1000, top_p=0.99), sequence()]
+    chosen = sample(torch.cat([logits, torch.randn(3, 2000)]), mixed)[:40]
+    assert chosen == [plainly_drawn(row, each) for row, each in zip(logits, rows, strict=True)]
+
+
+def plainly_drawn(row: torch.Tensor, sequence: Sequence) -> int:
+    sampling = sequence.request.sampling
+    row = row / sampling.temperature
+    if sampling.min_p:
+        row = row.masked_fill(row < row.max() + torch.tensor(sampling.min_p).log(), float("-inf"))
+    if sampling.top_k is not None:
+        row = row.masked_fill(row < row.topk(sampling.top_k).values[-1], float("-inf"))
+    ordered, tokens = row.double().softmax(-1).sort(descending=True)
+    kept = torch.zeros_like(ordered)
+    inside = ordered.cumsum(-1) - ordered < sampling.top_p
+    kept[tokens[inside]] = ordered[inside]
+    uniform = sampler._uniform(Row(sequence, sequence.num_output_tokens))
+    return int((kept.cumsum(-1) <= uniform * kept.sum()).sum())
+
+
+def telling(**sampling: Any) -> Sequence:
+    return sequence(num_top_logprobs=2, **sampling)
+
+
+def test_logprobs_are_told_beside_the_token_and_are_those_before_all_changes() -> None:
+    logits = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log().repeat(3, 1)
+    rows = [telling(logit_bias=((0, 100.0),)), sequence(), telling(temperature=1.0, top_k=1)]
+    biased, plain, drawn = sampler.sample(logits, [last(row) for row in rows])
+    assert isinstance(biased, Sampled)
+    assert isinstance(drawn, Sampled)
+    assert plain == 3
+    assert (biased.token_ids, drawn.token_ids) == ((0,), (3,))
+    (told,) = biased.logprobs
+    assert told.token_id == 0
+    assert told.logprob == pytest.approx(torch.tensor(0.1).log().item())
+    assert [token for token, _ in told.top] == [3, 2]
+
+
+def test_each_token_of_a_prompt_is_told_by_the_row_before_it() -> None:
+    asked = Sequence(request((5, 1, 2, 0), num_top_logprobs=1, wants_prompt_logprobs=True), order=(0, 0))
+    logits = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+    first, other = sampler.sample(logits[:3].clone(), [Chunk(asked, 0, 2), last(sequence())])
+    assert isinstance(first, Sampled)
+    assert (first.token_ids, [told.token_id for told in first.prompt_logprobs]) == ((), [1, 2])
+    assert first.prompt_logprobs[0].logprob == pytest.approx(logits[0].log_softmax(-1)[1].item())
+    assert other == logits[2].argmax()
+    (rest,) = sampler.sample(logits[3:].clone(), [Chunk(asked, 2, 2)])
+    assert isinstance(rest, Sampled)
+    assert rest.token_ids == (int(logits[4].argmax()),)
+    assert [told.token_id for told in (*rest.prompt_logprobs, *rest.logprobs)] == [0, rest.token_ids[0]]
+
+
+def test_penalties_change_what_is_likeliest() -> None:
+    logits = torch.tensor([[1.0, 0.9, 0.0, 0.0]])
+    assert sample(logits.clone(), [sequence(3)]) == [0]
+    assert sample(logits.clone(), [sequence(3, presence_penalty=0.2)]) == [1]
