@@ -50,7 +50,8 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """Which columns hold what. `marks` are further columns that tell the format from a similar one."""
+    """Which columns hold what; the block size is one number, or in a column that is the same in all rows. `marks` are
+    further columns that tell the format from a similar one."""
 
     at: str
     input: str
@@ -58,13 +59,14 @@ class _Format:
     seconds_per_unit: float = 1.0
     blocks: str | None = None
     block_size: int | None = None
+    block_size_column: str | None = None
     tenant: str | None = None
     tenant_prefix: str = ""
     marks: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
-        optional = (self.blocks, self.tenant)
+        optional = (self.blocks, self.block_size_column, self.tenant)
         return (self.at, self.input, self.output, *(name for name in optional if name), *self.marks)
 
 
@@ -74,6 +76,8 @@ _FORMATS = (
     _Format("timestamp", *_LENGTHS, blocks="hash_ids", block_size=16, marks=("chat_id", "parent_chat_id")),
     # Mooncake, and traces derived from it.
     _Format("timestamp", *_LENGTHS, seconds_per_unit=1e-3, blocks="hash_ids", block_size=512),
+    # What `pointsman serve --record` writes.
+    _Format("at_s", "prompt_tokens", "output_tokens", blocks="block_hashes", block_size_column="block_size"),
     # Azure LLM inference 2023.
     _Format("t_s", "context_tokens", "generated_tokens"),
     # Chatbot Arena, one adapter per model.
@@ -96,15 +100,17 @@ def load_trace(name_or_path: str, seed: int) -> Trace:
     path = find_trace(name_or_path)
     rows: list[Row] = []
     chosen: _Format | None = None
+    block_size: int | None = None
     try:
         for line, cells in _read(path):
             chosen = chosen or _recognise(path, line, cells)
+            block_size = _block_size(path, line, cells, chosen, block_size)
             rows.append(_row(path, line, cells, chosen))
     except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as error:
         raise UsageError(f"--trace: cannot read {path}: {error}") from None
     if chosen is None:
         raise UsageError(f"--trace: {path} holds no rows")
-    return Trace(_plain_name(path), tuple(_spread(rows, seed)), chosen.block_size)
+    return Trace(_plain_name(path), tuple(_spread(rows, seed)), block_size)
 
 
 def _plain_name(path: Path) -> str:
@@ -158,6 +164,18 @@ def _recognise(path: Path, line: int, cells: dict[str, Any]) -> _Format:
         if cells.keys() >= set(known.columns):
             return known
     raise _bad(path, line, f"columns {', '.join(map(str, cells))} are of no known trace format")
+
+
+def _block_size(path: Path, line: int, cells: dict[str, Any], known: _Format, before: int | None) -> int | None:
+    """That of the format, or of this row."""
+    if known.block_size_column is None:
+        return known.block_size
+    size = cells.get(known.block_size_column)
+    if type(size) is not int or size < 1:
+        raise _bad(path, line, f"{known.block_size_column} is not a whole number from 1: {size!r}")
+    if before not in (None, size):
+        raise _bad(path, line, f"{known.block_size_column} is {size} here and {before} above: one size to a trace")
+    return size
 
 
 def _row(path: Path, line: int, cells: dict[str, Any], known: _Format) -> Row:

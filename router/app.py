@@ -39,6 +39,7 @@ from router.retries import RetryBudget
 from router.routing.presets import open_parts, preset
 from router.telemetry.journal import Journal
 from router.telemetry.metrics import Metrics
+from router.telemetry.recording import Recording
 from router.transports.dialects.desk import Dialects
 from router.transports.dialects.kept import KeptHere
 from router.transports.dialects.pages import add_response_routes
@@ -70,6 +71,7 @@ class Router:
         self.logger = logger
         self.sharing = sharing
         self.metrics = Metrics()
+        self.recording = self._new_recording()
         self.keyring = open_keyring(settings, state_folder(settings, os.environ))
         check_addresses(settings, self.keyring.callers)
         self.gate = self._new_gate()
@@ -158,6 +160,8 @@ class Router:
             self.sockets.close()
             await port.close()
             await self.upstream.close()
+            if self.recording is not None:
+                await self.recording.close()
             self.prompts.close()
             await data.cleanup()
 
@@ -202,6 +206,8 @@ class Router:
             await self.keyring.refresh()
             self.sockets.sweep()
             self.upstream.sweep()
+            if self.recording is not None:
+                await self.recording.flush()
             self.caches.sweep(time.monotonic(), self.registry.replicas())
             if self.sharing is not None:
                 self.sharing.desk.sweep()
@@ -224,6 +230,15 @@ class Router:
         except SourceError as error:
             fields = {"model": pool.model, "replica": replica.id, "error": str(error)}
             self.logger.warning("no tokenizer: prompts are hashed as text", extra={"fields": fields})
+
+    def _new_recording(self) -> Recording | None:
+        settings = self.settings
+        if not settings.record:
+            return None
+        try:
+            return Recording(settings.record, settings.record_max_bytes, self.logger)
+        except OSError as error:
+            raise ConfigError(f"The file of the setting `record` cannot be written: {error.strerror}.") from None
 
     def _new_registry(self) -> Registry:
         settings = self.settings
@@ -333,7 +348,7 @@ class Router:
             ),
             times=RelayTimes(settings.heartbeat_after_s, settings.heartbeat_interval_s),
             budget=RetryBudget(settings.retry_budget_ratio),
-            journal=Journal(self.metrics, self.logger, *self.caches.learners()),
+            journal=Journal(self.metrics, self.logger, *self.caches.learners(), recording=self.recording),
             open_relays=self.relays,
         )
 

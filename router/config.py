@@ -81,6 +81,8 @@ class Settings:
     index_bytes: int = _setting(64 * 2**20, "most memory of a process's prefix index", "bytes")
     token_cache_bytes: int = _setting(64 * 2**20, "most memory of a process's tokenized text", "bytes")
     forward_authorization: bool = _setting(False, "pass the client's Authorization header to replicas")
+    record: str = _setting("", "file to append a trace to: arrivals, lengths and block hashes of requests, no texts")
+    record_max_bytes: int = _setting(2**30, "recording ends when the file has this size", "bytes")
     drain_timeout_s: float = _setting(30.0, "a stopping router waits for open requests", "seconds")
     log_level: str = _setting("info", "debug, info (a line a request), warning or error")
 

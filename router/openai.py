@@ -233,15 +233,17 @@ _DONE = re.compile(rb"(\A|\n\r?\n)data: ?\[DONE\]\r?\n\r?\n")
 class EventStream:
     """Passes whole SSE events on and holds an incomplete tail, so that an error event can follow cleanly.
 
-    `is_done` once [DONE] came; `usage` is the last one seen. A single event over 64 KiB is passed in pieces.
+    `is_done` once [DONE] came; `usage` is the last one seen; `num_events` is about how many came, [DONE] included. A
+    single event over 64 KiB is passed in pieces.
     """
 
-    __slots__ = ("_held", "_is_mid_event", "is_done", "usage")
+    __slots__ = ("_held", "_is_mid_event", "is_done", "num_events", "usage")
 
     def __init__(self) -> None:
         self._held = b""
         self._is_mid_event = False
         self.is_done = False
+        self.num_events = 0
         self.usage: Usage | None = None
 
     def feed(self, payload: bytes) -> bytes:
@@ -253,6 +255,7 @@ class EventStream:
             if len(payload) - cut > MAX_HELD_BYTES:  # but not half of the blank line that may end it
                 cut = len(payload) - len(payload[-3:]) + len(payload[-3:].rstrip(b"\r\n"))
             payload, self._held = payload[:cut], payload[cut:]
+        self.num_events += payload.count(b"data:")
         if b'"usage"' in payload:
             self.usage = find_usage(payload) or self.usage
         if b"[DONE]" in payload and self._has_done(payload):

@@ -92,7 +92,7 @@ class Proxy:
             relay.fail(PointsmanError("The router failed to serve this request."))
         finally:
             self.open_relays.discard(relay)
-            self.journal.ended(request, relay.lease, relay.status, relay.usage, outcome)
+            self.journal.ended(request, relay.lease, relay.status, relay.usage, outcome, relay.num_events)
 
     async def _answer(self, request: Request, relay: Relay, passed: Pass) -> None:
         self.budget.earn()

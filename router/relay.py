@@ -185,6 +185,12 @@ class Relay:
             return Usage(first_token_s=first_s, total_s=total_s)
         return Usage(found.prompt_tokens, found.cached_tokens, found.output_tokens, first_s, total_s)
 
+    @property
+    def num_events(self) -> int:
+        """SSE events of this answer so far."""
+        events = self._incoming.events
+        return 0 if events is None else events.num_events
+
     def tick(self, now: float) -> None:
         """Look at the clock, a few times a second: deadline, silence of either side, heartbeat."""
         if self.phase is Phase.ENDED:

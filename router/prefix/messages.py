@@ -5,9 +5,8 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from xxhash import xxh3_128_digest
-
 from pointsman.chat_template import plain_message, text_of_part
+from xxhash import xxh3_128_digest
 
 Messages = Sequence[Mapping[str, object]]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from router.core import Lease, Outcome, Request, Usage
 from router.errors import PointsmanError
 from router.telemetry.metrics import Count, Metrics
+from router.telemetry.recording import Recording
 
 
 class Journal:
@@ -21,11 +22,13 @@ class Journal:
         logger: logging.Logger,
         failed: Callable[[Lease, float], None] = lambda *_: None,
         answered: Callable[[Lease, Usage, float], None] = lambda *_: None,
+        recording: Recording | None = None,
     ) -> None:
         self._metrics = metrics
         self._logger = logger
         self._failed = failed
         self._answered = answered
+        self._recording = recording
         self._is_logging = logger.isEnabledFor(logging.INFO)
         self._rows: dict[str, _Rows] = {}
 
@@ -46,7 +49,15 @@ class Journal:
         """A fault of our own: the one place where a traceback is logged."""
         self._logger.exception("the router failed to serve a request", extra={"fields": {"request_id": request.id}})
 
-    def ended(self, request: Request, lease: Lease | None, status: int, usage: Usage, outcome: Outcome) -> None:
+    def ended(
+        self,
+        request: Request,
+        lease: Lease | None,
+        status: int,
+        usage: Usage,
+        outcome: Outcome,
+        num_events: int = 0,
+    ) -> None:
         # Unknown models are the client's words: as labels they would have no bound.
         rows = self._rows_of(lease.demand.pool.model if lease is not None else "none")
         rows.ended(outcome, status).total += 1
@@ -61,6 +72,8 @@ class Journal:
             rows.output_tokens.total += usage.output_tokens
         if lease is not None and lease.outcome is Outcome.OK:
             self._answered(lease, usage, time.monotonic())
+        if lease is not None and self._recording is not None:
+            self._recording.note(lease, usage, num_events)
         if self._is_logging:
             self._logger.info("request", extra={"fields": _fields(request, lease, status, usage, outcome)})
 

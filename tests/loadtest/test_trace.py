@@ -55,6 +55,23 @@ def test_tenants_and_adapters_become_users() -> None:
     assert load_trace("servegen_tenants_mlarge", seed=0).rows[0].tenant == "tenant-15"
 
 
+def test_what_a_router_recorded_loads_with_its_block_size(tmp_path: Path) -> None:
+    row = {"at_s": 1e9 + 0.5, "prompt_tokens": 33, "output_tokens": 4, "block_size": 16, "block_hashes": [2**64 - 1, 7]}
+    path = tmp_path / "recorded.jsonl"
+    path.write_text(f"{json.dumps(row)}\n{json.dumps(row | {'at_s': 1e9, 'block_hashes': []})}\n")
+    trace = load_trace(str(path), seed=0)
+    assert (trace.block_size, trace.rows) == (16, (Row(0.0, 33, 4), Row(0.5, 33, 4, (2**64 - 1, 7))))
+
+
+@pytest.mark.parametrize(("size", "said"), [(32, "is 32 here and 16 above"), (0, "not a whole number"), ("x", "'x'")])
+def test_a_recorded_trace_has_one_block_size(tmp_path: Path, size: object, said: str) -> None:
+    row = {"at_s": 0.0, "prompt_tokens": 33, "output_tokens": 4, "block_size": 16, "block_hashes": []}
+    path = tmp_path / "recorded.jsonl"
+    path.write_text(f"{json.dumps(row)}\n{json.dumps(row | {'block_size': size})}\n")
+    with pytest.raises(UsageError, match=f"line 2: block_size .*{said}"):
+        load_trace(str(path), seed=0)
+
+
 def test_a_file_of_a_known_format_loads_plain_or_zipped_and_is_sorted(tmp_path: Path) -> None:
     text = "t_s,context_tokens,generated_tokens\n7.5,30,3\n5.0,10,1\n"
     plain, zipped = tmp_path / "own.csv", tmp_path / "own.csv.gz"
