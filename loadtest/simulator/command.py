@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -88,22 +89,30 @@ class Shown(AbstractContextManager["Shown"]):
 
 
 def _scenarios(settings: SimSettings) -> list[tuple[str, Scenario]]:
-    if settings.trace is not None:
-        scenario = Scenario(
-            about=f"the trace {settings.trace}",
-            profile=settings.profile,
-            replicas=settings.replicas or TRACE_REPLICAS,
-            traces=(settings.trace,),
-            host_tokens=settings.host_tokens or 0,
-        )
-        return [(settings.trace, checked(scenario, "--trace"))]
-    return [(name, _changed(settings, load_scenario(name))) for name in settings.scenario]
+    if settings.trace is None:
+        return [(name, _changed(settings, load_scenario(name))) for name in settings.scenario]
+    scenario = Scenario(
+        about=f"the trace {settings.trace}",
+        profile=settings.profile,
+        replicas=TRACE_REPLICAS,
+        traces=(settings.trace,),
+    )
+    return [(settings.trace, _changed(settings, scenario))]
 
 
 def _changed(settings: SimSettings, scenario: Scenario) -> Scenario:
-    changes = {"replicas": settings.replicas, "host_tokens": settings.host_tokens}
-    given = {name: value for name, value in changes.items() if value is not None}
-    return checked(msgspec.structs.replace(scenario, **given), "--replicas or --host-tokens")
+    """What flags say goes before the file."""
+    fleet = _given(settings, "replicas", "host_tokens")
+    known = _given(settings, "routers", "metrics_interval_ms", "kv_event_delay_ms")
+    if not settings.kv_events:
+        known["kv_events"] = False
+    knowledge = msgspec.structs.replace(scenario.knowledge, **known)
+    return checked(msgspec.structs.replace(scenario, **fleet, knowledge=knowledge), "a flag")
+
+
+def _given(settings: SimSettings, *names: str) -> dict[str, Any]:
+    values = {name: getattr(settings, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _bounds(task: Task) -> Bounds:

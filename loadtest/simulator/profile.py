@@ -48,18 +48,26 @@ class Profile:
         """Seconds of a step. `prefills`: tokens and those before them; `context`: of all decodes together."""
         num_prefill_tokens = sum(tokens for tokens, _ in prefills)
         attention = sum(tokens * (before + tokens / 2) for tokens, before in prefills)
-        num_tokens = num_prefill_tokens + num_decodes
-        weights = self.w0 + self.w1 * min(num_tokens, _MOST_WEIGHT_BOUND_TOKENS)
-        linear = max(weights, self.c1 * num_tokens + self.c0)
+        linear = self._linear_ms(num_prefill_tokens + num_decodes)
         overhead = self.o0 + self.o1 * (len(prefills) + num_decodes)
         host = self.host_load_share * self.c1 * num_host_tokens
         return (host + linear + self.q * attention + self.kv * context + overhead) / 1e3
+
+    def decode_steps_s(self, num_decodes: int, context: int, num_steps: int) -> list[float]:
+        """Seconds of each of so many steps that only decode: to the bit those of `step_s`."""
+        linear, overhead = self._linear_ms(num_decodes), self.o0 + self.o1 * num_decodes
+        last = context + num_steps * num_decodes
+        return [(linear + self.kv * tokens + overhead) / 1e3 for tokens in range(context, last, num_decodes)]
 
     def prefill_s(self, num_tokens: int) -> float:
         """The whole prompt on an idle replica with an empty cache."""
         budget = self.max_num_batched_tokens
         starts = range(0, num_tokens, budget)
         return sum(self.step_s([(min(budget, num_tokens - start), start)], 0, 0) for start in starts)
+
+    def _linear_ms(self, num_tokens: int) -> float:
+        weights = self.w0 + self.w1 * min(num_tokens, _MOST_WEIGHT_BOUND_TOKENS)
+        return max(weights, self.c1 * num_tokens + self.c0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,23 @@
 
 Knows the engine's core and the step model. Must not know the router, traces or measurements.
 
-Steps that only decode, with nobody waiting, are alike until a sequence ends or enters a new block: they are taken as
-one stretch, which a new request cuts at the end of the step that it falls into. The result is that of single steps, to
-the bit.
+Steps that only compute everybody's next token are taken as one stretch, up to the step that needs a new block, so that
+what the cache holds is right at any moment. Whoever comes cuts the stretch at the step under way. The result is that of
+single steps, to the bit.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
 
 from engine.core import EngineCore
-from engine.scheduler import Batch, Chunk
-from engine.sequence import Request, Sequence
+from engine.prefixes import Change, Medium, Removed
+from engine.scheduler import Batch
+from engine.sequence import Request
+from engine.sequence import Sequence as Running
+from loadtest.simulator.adapters import AdapterCosts
 from loadtest.simulator.clock import VirtualLoop
 from loadtest.simulator.profile import Overheads, Profile
 
@@ -39,20 +42,25 @@ class Listener:
 
 @dataclass(eq=False, slots=True)
 class SimReplica:
-    """`busy_s` is the time spent in steps so far; `can_stretch` is False to take every step by itself."""
+    """`on_changes` is told what its cache gained and lost, as it happens. `busy_s` is the time spent in steps so far;
+    `can_stretch` is False to take every step by itself."""
 
     id: str
     loop: VirtualLoop
     core: EngineCore
     profile: Profile
     overheads: Overheads
+    on_changes: Callable[[str, list[Change]], None]
+    adapter_costs: AdapterCosts | None = None
     can_stretch: bool = True
     busy_s: float = 0.0
     num_steps: int = 0
+    num_evicted: int = 0
+    num_adapter_loads: int = 0
     _listeners: dict[str, Listener] = field(default_factory=dict)
     _batch: Batch | None = None
-    _started_s: float = 0.0
-    _step_ends_s: list[float] = field(default_factory=list)
+    _steady_ends_s: list[float] = field(default_factory=list)
+    _begun_s: float = 0.0
 
     def submit(self, request: Request, listener: Listener) -> None:
         """Send it a request; it reaches the queue once the API server is done with it."""
@@ -70,77 +78,116 @@ class SimReplica:
         )
 
     def _enter(self, request: Request) -> None:
+        if self._steady_ends_s:
+            self._cut()
         self.core.add(request)
         if self._batch is None:
             self._begin()
-        else:
-            self._cut()
 
     def _begin(self) -> None:
         """Start the next step, or stretch of steps."""
+        self._begun_s = self.loop.now
+        num_steps = self._num_alike() if self.can_stretch else 0
+        if num_steps > 1:
+            self._stretch(num_steps)
+        else:
+            self._step()
+
+    def _step(self, ends_s: float | None = None) -> None:
+        """One step, which ends when the profile says, or at a time that it said before."""
         batch = self.core.plan()
+        self._tell_changes()
         if not batch.chunks:
             return
         self._batch = batch
-        self._started_s = self.loop.now
-        self._step_ends_s = self._plan_ends(batch)
-        self.loop.at(self._step_ends_s[-1], self._end, batch, len(self._step_ends_s))
+        self.loop.at(self.loop.now + self._step_s(batch) if ends_s is None else ends_s, self._end_step, batch)
 
-    def _cut(self) -> None:
-        """Somebody came: the stretch ends with the step under way."""
-        assert self._batch is not None
-        num_steps = bisect_left(self._step_ends_s, self.loop.now) + 1
-        if num_steps < len(self._step_ends_s):
-            del self._step_ends_s[num_steps:]
-            self.loop.at(self._step_ends_s[-1], self._end, self._batch, num_steps)
-
-    def _plan_ends(self, batch: Batch) -> list[float]:
-        """When each step of this batch ends: of one, or of as many as are alike."""
-        num_steps = self._num_alike(batch) if self.can_stretch else 1
-        prefills = [(chunk.num_tokens, chunk.start) for chunk in batch.chunks if chunk.num_tokens > 1]
-        num_decodes = len(batch.chunks) - len(prefills)
-        context = sum(chunk.start for chunk in batch.chunks if chunk.num_tokens == 1)
-        ends, at_s = [], self.loop.now
-        for _ in range(num_steps):
-            at_s += self.profile.step_s(prefills, num_decodes, context)
-            ends.append(at_s)
-            context += num_decodes
-        return ends
-
-    def _num_alike(self, batch: Batch) -> int:
-        if self.core.scheduler.num_waiting:
-            return 1
-        block_size = self.core.scheduler.pool.block_size
-        most = [_num_alike_steps(chunk, block_size) for chunk in batch.chunks]
-        return max(1, min(most))
-
-    def _end(self, batch: Batch, num_steps: int) -> None:
-        if batch is not self._batch or num_steps != len(self._step_ends_s):
-            return  # it was cut
+    def _end_step(self, batch: Batch) -> None:
         self._batch = None
-        self.busy_s += self.loop.now - self._started_s
-        self.num_steps += num_steps
-        if num_steps > 1:
-            batch = self._forward(batch, num_steps - 1)
-        tokens = [_own_token(chunk.sequence) if chunk.samples else None for chunk in batch.chunks]
+        self._count(1)
+        tokens = [chunk.sequence.request.sampling.seed if chunk.samples else None for chunk in batch.chunks]
         for output in self.core.commit(batch, tokens, self.loop.now):
             if output.num_output_tokens == 1:
                 self._tell_first(output.request_id, output.num_cached_tokens)
             if output.finish_reason is not None:
                 self._tell_end(output.request_id, output.num_output_tokens)
+        self._tell_changes()
         self._begin()
 
-    def _forward(self, batch: Batch, num_steps: int) -> Batch:
-        """Make up for so many steps; returns the batch of the one after them."""
-        scheduler, last_s = self.core.scheduler, self._step_ends_s[-2]
-        chunks = []
-        for chunk in batch.chunks:
-            sequence = chunk.sequence
-            sequence.tokens.extend(repeat(_own_token(sequence), num_steps))
-            scheduler.computed(Chunk(sequence, chunk.start, num_steps))
-            sequence.last_token_s = last_s
-            chunks.append(Chunk(sequence, chunk.start + num_steps, 1))
-        return Batch(tuple(chunks))
+    def _stretch(self, num_steps: int) -> None:
+        running = self.core.scheduler.running
+        num_decodes, context = len(running), sum(sequence.num_computed for sequence in running)
+        factor = self._adapter_factor({sequence.request.adapter for sequence in running})
+        steps_s = self.profile.decode_steps_s(num_decodes, context, num_steps)
+        ends = [self.loop.now + steps_s[0] * factor]
+        for step_s in steps_s[1:]:
+            ends.append(ends[-1] + step_s * factor)
+        self._steady_ends_s = ends
+        self.loop.at(ends[-1], self._end_stretch, ends)
+
+    def _end_stretch(self, ends_s: list[float]) -> None:
+        if ends_s is self._steady_ends_s:  # else it was cut
+            self._advance(ends_s)
+            self._begin()
+
+    def _cut(self) -> None:
+        """Somebody comes: the steps that ended are taken, and the one under way will be the last."""
+        ends_s = self._steady_ends_s
+        num_ended = bisect_right(ends_s, self.loop.now)
+        if num_ended == len(ends_s):
+            num_ended -= 1  # its end is due at this very moment, and comes next
+        if num_ended:
+            self._advance(ends_s[:num_ended])
+        self._steady_ends_s = []
+        self._step(ends_s[num_ended])
+
+    def _advance(self, ends_s: list[float]) -> None:
+        self._steady_ends_s = []
+        self._count(len(ends_s), ends_s[-1])
+        self.core.advance(_answer, ends_s)
+        self._tell_changes()
+
+    def _count(self, num_steps: int, until_s: float | None = None) -> None:
+        ended_s = self.loop.now if until_s is None else until_s
+        self.busy_s += ended_s - self._begun_s
+        self._begun_s = ended_s
+        self.num_steps += num_steps
+
+    def _num_alike(self) -> int:
+        """Steps from now that differ in nothing but their tokens, and need no block."""
+        num_steps = self.core.num_steady_steps()
+        if num_steps < 2:
+            return 0
+        block_size = self.core.scheduler.pool.block_size
+        running = self.core.scheduler.running
+        return min(num_steps, *(len(each.table) * block_size - each.num_computed for each in running))
+
+    def _step_s(self, batch: Batch) -> float:
+        prefills = [(chunk.num_tokens, chunk.start) for chunk in batch.chunks if chunk.num_tokens > 1]
+        context = sum(chunk.start for chunk in batch.chunks if chunk.num_tokens == 1)
+        num_loaded = sum(copy.to is Medium.GPU for copy in batch.copies) * self.core.scheduler.pool.block_size
+        step_s = self.profile.step_s(prefills, len(batch.chunks) - len(prefills), context, num_loaded)
+        return self._load_s(batch) + step_s * self._adapter_factor({c.sequence.request.adapter for c in batch.chunks})
+
+    def _adapter_factor(self, names: set[str | None]) -> float:
+        if self.adapter_costs is None:
+            return 1.0
+        return self.adapter_costs.step_factor(len(names - {None}))
+
+    def _load_s(self, batch: Batch) -> float:
+        """Adapters are put into their slots before the step that needs them."""
+        if self.adapter_costs is None or not batch.placements:
+            return 0.0
+        self.num_adapter_loads += len(batch.placements)
+        return sum(self.adapter_costs.load_s(placement.adapter.name) for placement in batch.placements)
+
+    def _tell_changes(self) -> None:
+        changes = self.core.take_changes()
+        if changes:
+            self.num_evicted += sum(
+                len(change.hashes) for change in changes if isinstance(change, Removed) and change.medium is Medium.GPU
+            )
+            self.on_changes(self.id, changes)
 
     def _tell_first(self, request_id: str, num_cached_tokens: int) -> None:
         listener = self._listeners[request_id]
@@ -155,16 +202,6 @@ class SimReplica:
         return f"<SimReplica {self.id} {self.core.scheduler!r}>"
 
 
-def _num_alike_steps(chunk: Chunk, block_size: int) -> int:
-    """Steps until this sequence ends or needs a block; 1 for a prefill, whose first token somebody waits for."""
-    sequence = chunk.sequence
-    if chunk.num_tokens > 1 or not sequence.num_output_tokens:
-        return 1
-    num_left = sequence.request.sampling.max_tokens - sequence.num_output_tokens
-    num_in_blocks = len(sequence.table) * block_size - len(sequence.tokens) + 1
-    return min(num_left, num_in_blocks)
-
-
-def _own_token(sequence: Sequence) -> int:
-    """What it answers, again and again: a token that no other request has."""
-    return sequence.request.sampling.seed
+def _answer(sequence: Running, num_tokens: int) -> Sequence[int]:
+    """A token that no other request has, again and again."""
+    return list(repeat(sequence.request.sampling.seed, num_tokens))

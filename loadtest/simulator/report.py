@@ -118,6 +118,7 @@ def _numbers(runs: Sequence[Summary]) -> Iterator[str]:
         ("hit_ratio", 100, 1),
         *((f"{name}_{key}", 1, 0) for name in ("ttft_ms", "tpot_ms") for key in ("p50", "p90", "p99")),
         ("imbalance", 1, 2),
+        ("evictions", 1, 0),
         ("preemptions", 1, 0),
     )
     for name, scale, digits in shown:

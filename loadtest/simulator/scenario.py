@@ -12,8 +12,9 @@ import msgspec
 
 from loadtest.errors import UsageError
 from loadtest.flags import nearest
+from loadtest.simulator.knowledge import Knowledge
 from loadtest.simulator.profile import Profile, profile
-from loadtest.simulator.workload import Workload, corpus, replayed
+from loadtest.simulator.workload import PLAIN_BLOCK_SIZE, Workload, corpus, replayed
 
 _SHIPPED = Path(__file__).parent.parent / "scenarios"
 
@@ -45,6 +46,7 @@ class Scenario(_Table, frozen=True, kw_only=True):
     corpus: Corpus | None = None
     block_size: int | None = None
     host_tokens: int = 0
+    knowledge: Knowledge = Knowledge()
 
     @property
     def engine(self) -> Profile:
@@ -53,7 +55,7 @@ class Scenario(_Table, frozen=True, kw_only=True):
     def workload(self, seed: int) -> Workload:
         """Written out, with the same random numbers for every policy."""
         if self.corpus is not None:
-            return _corpus(self.corpus, self.engine, seed)
+            return _corpus(self.corpus, self.engine, seed, self.block_size)
         return replayed(self.traces, self.engine, seed, self.block_size)
 
 
@@ -93,6 +95,9 @@ def _faults(scenario: Scenario) -> Sequence[tuple[str, bool, str]]:
         ("loads", not 0 < low < high, "must be two numbers above 0, the lower first"),
         ("traces", num_sources != 1, "or corpus: give exactly one of them"),
         ("host_tokens", scenario.host_tokens < 0, "must not be negative"),
+        ("knowledge.routers", scenario.knowledge.routers < 1, "must be at least 1"),
+        ("knowledge.metrics_interval_ms", scenario.knowledge.metrics_interval_ms < 0, "must not be negative"),
+        ("knowledge.kv_event_delay_ms", scenario.knowledge.kv_event_delay_ms < 0, "must not be negative"),
         ("block_size", block_size is not None and not 1 <= block_size <= engine.kv_capacity_tokens, "is out of range"),
         ("corpus", scenario.corpus is not None and not _is_positive(scenario.corpus), "needs numbers above 0"),
     )
@@ -102,7 +107,7 @@ def _is_positive(given: Corpus) -> bool:
     return all(value > 0 for value in msgspec.structs.astuple(given))
 
 
-def _corpus(given: Corpus, engine: Profile, seed: int) -> Workload:
+def _corpus(given: Corpus, engine: Profile, seed: int, block_size: int | None) -> Workload:
     return corpus(
         num_prefixes=given.prefixes,
         prefix_tokens=given.prefix_tokens,
@@ -112,6 +117,7 @@ def _corpus(given: Corpus, engine: Profile, seed: int) -> Workload:
         num_requests=given.requests,
         profile=engine,
         seed=seed,
+        block_size=block_size or PLAIN_BLOCK_SIZE,
     )
 
 

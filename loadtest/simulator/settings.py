@@ -28,6 +28,16 @@ class SimSettings:
     host_tokens: Annotated[
         int | None, About("tokens in each replica's host tier (default: as above; 0)", at_least=0)
     ] = None
+    routers: Annotated[int | None, About("routers that share the fleet (default: the scenario's; 1)", at_least=1)] = (
+        None
+    )
+    metrics_interval_ms: Annotated[
+        float | None, About("routers read metrics so often; 0: they always know (default: as above; 0)", at_least=0)
+    ] = None
+    kv_event_delay_ms: Annotated[float | None, About("KV events come so late (default: as above; 0)", at_least=0)] = (
+        None
+    )
+    kv_events: Annotated[bool, About("replicas tell nothing of their caches")] = True
     jobs: Annotated[int, About("processes that simulate", at_least=1)] = 1
     format: Annotated[Literal["table", "json", "markdown"], About("what is printed")] = "table"
     png: Annotated[Path | None, About("draw capacity, attainment and hit ratios to this file")] = None

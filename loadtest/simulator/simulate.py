@@ -1,17 +1,18 @@
 """One run: a workload at one load through one policy on one fleet. Knows every part of the simulator; shows nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
+from engine.adapters import Adapter, AdapterSlots
 from engine.blocks import BlockPool
 from engine.core import EngineCore
 from engine.sampling import Sampling
 from engine.scheduler import Scheduler
 from engine.sequence import Request as EngineRequest
+from loadtest.simulator.adapters import AdapterCosts
 from loadtest.simulator.clock import VirtualLoop
-from loadtest.simulator.fresh import FreshIndex
 from loadtest.simulator.job import Job
+from loadtest.simulator.knowledge import Knowledge, Wires, open_index
 from loadtest.simulator.profile import Profile, overheads
 from loadtest.simulator.replica import Listener, SimReplica
 from loadtest.simulator.station import Station, ended, open_station
@@ -24,6 +25,17 @@ WARM_UP_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
+class Lora:
+    """Every replica's adapters: slots on the device and in host memory, bytes of each, and how much longer a step takes
+    for each distinct one in it."""
+
+    num_slots: int
+    num_host_slots: int
+    num_bytes: int
+    step_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """Everything that a run's result depends on, beside the code. `load` divides the times of the workload."""
 
@@ -33,6 +45,9 @@ class Setup:
     policy: str
     load: float
     seed: int = 0
+    host_tokens: int = 0
+    lora: Lora | None = None
+    knowledge: Knowledge = field(default_factory=Knowledge)
     can_stretch: bool = True
 
 
@@ -51,7 +66,7 @@ def simulate(
 ) -> Finished:
     """Run to the end, or until fewer than `min_attainment` of all counted requests can meet the objective.
 
-    `on_done` is told of the arrivals so far, now and then.
+    `on_done` is told of the arrivals so far, now and then. Raises PluginError where there is no such policy.
     """
     return _Run(setup, min_attainment, on_done).run()
 
@@ -63,32 +78,60 @@ class _Run:
     on_done: Callable[[int], None] | None
     loop: VirtualLoop = field(default_factory=VirtualLoop)
     replicas: dict[str, SimReplica] = field(init=False)
-    station: Station = field(init=False)
+    stations: list[Station] = field(init=False)
+    wires: Wires = field(init=False)
     jobs: list[Job] = field(default_factory=list)
+    num_open: int = 0
     num_missed: int = 0
     is_aborted: bool = False
-    _numbers: "count[int]" = field(default_factory=count)
 
     def __post_init__(self) -> None:
-        setup = self.setup
-        ids = [f"replica-{number:04}" for number in range(setup.num_replicas)]
+        ids = [f"replica-{number:04}" for number in range(self.setup.num_replicas)]
         self.replicas = {id: self._new_replica(id) for id in ids}
-        pools = {id: replica.core.scheduler.pool for id, replica in self.replicas.items()}
-        self.station = open_station(
-            self.loop, ids, FreshIndex(pools), setup.policy, setup.seed, self._send, setup.workload.block_size
-        )
+        self.stations = [self._new_station(number, ids) for number in range(self.setup.knowledge.routers)]
+        self.wires = Wires(self.loop, self.setup.knowledge, list(self.replicas.values()), self.stations)
 
     def run(self) -> Finished:
+        self.wires.open()
         if self.setup.workload.arrivals:
             self._await_arrival(0)
-        self.loop.run()
+            self.loop.run()
         return Finished(self.jobs, list(self.replicas.values()), self.loop.now, self.is_aborted)
 
     def _new_replica(self, id: str) -> SimReplica:
-        profile, block_size = self.setup.profile, self.setup.workload.block_size
-        pool = BlockPool(profile.kv_capacity_tokens // block_size, block_size)
-        scheduler = Scheduler(pool, profile.max_num_seqs, profile.max_num_batched_tokens)
-        return SimReplica(id, self.loop, EngineCore(scheduler), profile, overheads(), self.setup.can_stretch)
+        setup, block_size = self.setup, self.setup.workload.block_size
+        profile, lora = setup.profile, setup.lora
+        num_blocks, num_host_blocks = profile.kv_capacity_tokens // block_size, setup.host_tokens // block_size
+        pool = BlockPool(num_blocks, block_size, num_host_blocks, records_changes=True)
+        slots = AdapterSlots(0 if lora is None else lora.num_slots)
+        for name in setup.workload.adapters:
+            slots.add(Adapter(name, name, rank=0, digest=0, load=slots.next_load()))
+        scheduler = Scheduler(pool, profile.max_num_seqs, profile.max_num_batched_tokens, slots)
+        return SimReplica(
+            id,
+            self.loop,
+            EngineCore(scheduler),
+            profile,
+            overheads(),
+            on_changes=lambda id, changes: self.wires.on_changes(id, changes),
+            adapter_costs=None if lora is None else AdapterCosts(lora.num_bytes, lora.num_host_slots, lora.step_share),
+            can_stretch=setup.can_stretch,
+        )
+
+    def _new_station(self, number: int, replica_ids: Sequence[str]) -> Station:
+        setup = self.setup
+        seed, workload = setup.seed + number, setup.workload
+        return open_station(
+            self.loop,
+            replica_ids,
+            open_index(),
+            setup.policy,
+            seed,
+            self._send,
+            workload.block_size,
+            workload.adapters,
+            setup.profile.kv_capacity_tokens // workload.block_size,
+        )
 
     def _await_arrival(self, number: int) -> None:
         arrivals = self.setup.workload.arrivals
@@ -100,8 +143,9 @@ class _Run:
         ask = self.setup.workload.arrivals[number].ask
         job = Job(ask, self.loop.now, is_counted=number >= WARM_UP_SHARE * num_arrivals)
         self.jobs.append(job)
+        self.num_open += 1
         self.loop.at(self.loop.now + ask.ttft_limit_s, self._check_first_token, job)
-        self.station.accept(job)
+        self.stations[number % len(self.stations)].accept(job)
         self._await_arrival(number + 1)
         if self.on_done is not None and number % 64 == 0:
             self.on_done(number)
@@ -113,6 +157,7 @@ class _Run:
             prompt=tokens(ask.text),
             sampling=Sampling(max_tokens=ask.num_output_tokens, seed=ask.answer_token),
             arrived_s=self.loop.now,
+            adapter=ask.adapter,
         )
 
         def on_first_token(num_cached_tokens: int) -> None:
@@ -124,6 +169,7 @@ class _Run:
             ended(lease, ask.num_output_tokens)
             if not job.meets_slo and _is_in_time(job):
                 self._miss(job)
+            self._close()
 
         assert job.replica_id is not None
         self.replicas[job.replica_id].submit(request, Listener(on_first_token, on_end))
@@ -131,6 +177,14 @@ class _Run:
     def _check_first_token(self, job: Job) -> None:
         if not _is_in_time(job):
             self._miss(job)
+        if job.is_refused:
+            self._close()
+
+    def _close(self) -> None:
+        """One request less is open; after the last the polls would go on for ever."""
+        self.num_open -= 1
+        if not self.num_open and len(self.jobs) == len(self.setup.workload.arrivals):
+            self.loop.stop()
 
     def _miss(self, job: Job) -> None:
         """One more that does not meet the objective, known as early as can be."""

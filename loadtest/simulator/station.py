@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from loadtest.simulator.clock import VirtualLoop
 from loadtest.simulator.job import Job
 from router.admission.queue import LocalQueue
-from router.core import Demand, Lease, Load, Outcome, Pool, ReplicaSpec, ReplicaState, Request, Surface
+from router.core import Demand, Lease, Load, Outcome, Pool, Replica, ReplicaSpec, ReplicaState, Request, Surface
 from router.errors import PointsmanError
 from router.placement import Placement
-from router.ports import PrefixIndex
+from router.prefix.index import BlockIndex
 from router.replicas.identify import Card, Identity
 from router.replicas.member import Member
 from router.replicas.registry import Registry
@@ -27,28 +27,40 @@ MAX_WAIT_S = 600.0
 
 @dataclass(eq=False, slots=True)
 class Station:
-    """`send(job, lease)` is called once a job has its place."""
+    """`send(job, lease)` is called once a job has its place, `before_look()` before the fleet is looked at."""
 
     loop: VirtualLoop
     registry: Registry
     placement: Placement
     queue: LocalQueue
-    pool: Pool
+    index: BlockIndex
     send: Callable[[Job, Lease], None]
+    pool: Pool = field(init=False)
+    before_look: Callable[[], None] = field(default=lambda: None)
     _members: dict[str, Member] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.pool, _ = self.registry.resolve(MODEL)
         self._members = {member.replica.id: member for member in self.registry.members()}
+        self.placement.available = self._available
 
     def accept(self, job: Job) -> None:
         """A request came in at this router."""
         self.loop.start(self._place(job))
 
-    def report(self, replica_id: str, load: Load) -> None:
-        """A replica's metrics page was read."""
+    def report(self, replica_id: str, load: Load) -> bool:
+        """Take in a replica's own report; True where it shows less foreign work than the last."""
         member = self._members[replica_id]
-        if member.report(load, member.replica.in_flight):
+        return member.report(load, member.replica.in_flight)
+
+    def hear(self, replica_id: str, load: Load) -> None:
+        """A replica's metrics page was read; those who wait may have a place now."""
+        if self.report(replica_id, load):
             self.queue.pump()
+
+    def _available(self, pool: Pool, now: float) -> Sequence[Replica]:
+        self.before_look()
+        return self.registry.available(pool, now)
 
     async def _place(self, job: Job) -> None:
         try:
@@ -76,18 +88,19 @@ class Station:
 def open_station(
     loop: VirtualLoop,
     replica_ids: Sequence[str],
-    index: PrefixIndex,
+    index: BlockIndex,
     policy: str,
     seed: int,
     send: Callable[[Job, Lease], None],
     block_size: int,
     adapters: Sequence[str] = (),
+    num_blocks: int | None = None,
 ) -> Station:
     """A router that finds all replicas ready. Raises PluginError where there is no such policy."""
     chance = random.Random(f"{seed}/{policy}")
     registry = Registry(
         _Known(),
-        on_change=lambda: station.queue.pump(),
+        on_change=lambda: queue.pump(),
         on_lost=index.remove,
         on_identified=lambda *_: None,
         clock=loop.time,
@@ -97,14 +110,11 @@ def open_station(
     placement = Placement(registry.available, registry.has_ready, registry.reserve, index, chosen, loop.time)
     queue = LocalQueue(placement, loop.time, MAX_WAITING, MAX_WAIT_S)
     specs = [ReplicaSpec(f"http://{id}") for id in replica_ids]
-    identity = Identity(_cards(adapters), block_size)
-    station = Station(loop, registry, placement, queue, Pool(MODEL), send)
     registry.reconcile(specs)
+    identity = Identity(_cards(adapters), block_size, num_blocks=num_blocks)
     for spec in specs:
         registry.adopt(Sighting(spec, None, ReplicaState.READY, True, 0.0, 0.0, identity), None)
-    station.pool, _ = registry.resolve(MODEL)
-    station._members = {member.replica.id: member for member in registry.members()}
-    return station
+    return Station(loop, registry, placement, queue, index, send)
 
 
 def ended(lease: Lease, num_output_tokens: int) -> None:

@@ -75,7 +75,16 @@ def _attempt(task: Task, load: float, seed: int, min_attainment: float | None, t
 
     def compute() -> Summary:
         workload = _workload(scenario, seed)
-        setup = Setup(workload, scenario.engine, scenario.replicas, task.policy, load, seed)
+        setup = Setup(
+            workload=workload,
+            profile=scenario.engine,
+            num_replicas=scenario.replicas,
+            policy=task.policy,
+            load=load,
+            seed=seed,
+            host_tokens=scenario.host_tokens,
+            knowledge=scenario.knowledge,
+        )
         num_arrivals = len(workload.arrivals)
         finished = simulate(setup, min_attainment, on_done=lambda number: tell(number / num_arrivals))
         return summarise(finished, load, seed)

@@ -24,7 +24,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     `attainment`: share that met the objective, refused ones included in the whole. `goodput_per_s`: those that did, a
     second. `hit_ratio`: prompt tokens that were cached / prompt tokens. `imbalance`: the busiest replica's time in
-    steps / the mean. An aborted run's numbers are those up to its abort.
+    steps / the mean. `evictions`: KV blocks. An
+    aborted run's numbers are those up to its abort.
     """
 
     load: float
@@ -37,6 +38,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: Percentiles
     tpot_ms: Percentiles
     imbalance: float
+    evictions: int
     preemptions: int
     duration_s: float
     is_aborted: bool
@@ -61,6 +63,7 @@ def summarise(finished: Finished, load: float, seed: int) -> Summary:
         ttft_ms=_percentiles([job.ttft_s for job in served if job.ttft_s is not None]),
         tpot_ms=_percentiles([job.tpot_s for job in served if job.tpot_s is not None]),
         imbalance=_imbalance([replica.busy_s for replica in finished.replicas]),
+        evictions=sum(replica.num_evicted for replica in finished.replicas),
         preemptions=sum(scheduler.num_preemptions for scheduler in schedulers),
         duration_s=finished.duration_s,
         is_aborted=finished.is_aborted,

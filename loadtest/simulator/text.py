@@ -7,7 +7,6 @@ thousand tokens is a few pairs of numbers, and engine and router hash it as they
 
 from array import array
 from collections.abc import Sequence
-from itertools import chain, repeat
 
 from pointsman.blockhash import TOKEN_BYTES, block_hashes
 
@@ -20,7 +19,10 @@ def num_tokens(text: Text) -> int:
 
 
 def tokens(text: Text) -> tuple[int, ...]:
-    return tuple(chain.from_iterable(repeat(token, count) for token, count in text))
+    written: list[int] = []
+    for token, count in text:
+        written += [token] * count
+    return tuple(written)
 
 
 def hashes(text: Text, block_size: int, adapter: str | None = None) -> "array[int]":

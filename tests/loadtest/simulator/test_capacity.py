@@ -23,6 +23,7 @@ RUN = Summary(
     ttft_ms=NONE,
     tpot_ms=NONE,
     imbalance=1.0,
+    evictions=0,
     preemptions=0,
     duration_s=1.0,
     is_aborted=False,
