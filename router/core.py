@@ -179,15 +179,21 @@ class ReplicaSpec:
         return self.url.split("://", 1)[-1]
 
 
+def _shares_nothing(_: Prompt) -> int:
+    return 0
+
+
 @dataclass(eq=False, slots=True)
 class Replica:
     """One engine server. The replicas room alone writes it; all others read.
 
-    `in_flight` counts open leases; `prefilling` those without a first token, `prefilling_tokens` their uncached
-    prompt tokens and `prefilling_s` the time that these were expected to take, `prefilled_at` when the last of them
-    should be computed; `context_tokens` are the prompt tokens of those that decode. `sibling_*` are the same of the
-    other workers on this host. `foreign_requests` and `foreign_tokens` are what its last report shows beyond what we
-    and they sent. `step` is learned, and so are `kv_capacity_tokens`, None while nobody has said it, and
+    `in_flight` counts open leases; `prefilling` those without a first token, `prefilling_tokens` their uncached prompt
+    tokens; `silent` are those of them that will not tell of a first token, as their answer comes in one piece.
+    `prefilling_s` is the time that the others' prefill was expected to take, `prefilled_at` when the last of it should
+    end. `context_tokens` are the prompt tokens of those that decode. All of them hold `held_tokens` of prompts, what
+    they share counted once, of which `shared_tokens(prompt)` are a prompt's own; `awaited_tokens` of output are
+    expected. `sibling_*` are the same of the other workers on this host; `foreign_*` is what its last report shows
+    beyond what we and they sent. `step` is learned, and so are `kv_capacity_tokens`, None while nobody has said it, and
     `adapter_load_s`; `resident_adapters` are those that need no loading, as far as we know.
     """
 
@@ -201,6 +207,7 @@ class Replica:
     in_flight: int = 0
     prefilling: int = 0
     prefilling_tokens: int = 0
+    silent: int = 0
     sibling_in_flight: int = 0
     sibling_prefilling: int = 0
     sibling_prefilling_tokens: int = 0
@@ -209,6 +216,9 @@ class Replica:
     prefilling_s: float = 0.0
     prefilled_at: float = 0.0
     context_tokens: int = 0
+    held_tokens: int = 0
+    awaited_tokens: float = 0.0
+    shared_tokens: Callable[[Prompt], int] = _shares_nothing
     kv_capacity_tokens: int | None = None
     step: StepModel = StepModel()
     adapter_load_s: float = 0.05
@@ -228,7 +238,7 @@ class Replica:
     @property
     def num_running(self) -> int:
         """Of those, the ones that are not known to wait for their first token."""
-        return self.num_requests - self.prefilling - self.sibling_prefilling
+        return self.num_requests - self.prefilling - self.sibling_prefilling + self.silent
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -288,7 +298,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
     """The replica chosen and why. `scores` maps scorer name to the chosen replica's score; `prefill_s` is the time
-    that its uncached prompt tokens should take there."""
+    that its uncached prompt tokens should take there, `output_tokens` are expected."""
 
     replica: Replica
     policy: str
@@ -297,6 +307,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     expected_wait_s: float
     scores: Mapping[str, float]
     prefill_s: float = 0.0
+    output_tokens: float = 0.0
 
     @property
     def reason(self) -> str:

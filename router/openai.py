@@ -233,8 +233,8 @@ _DONE = re.compile(rb"(\A|\n\r?\n)data: ?\[DONE\]\r?\n\r?\n")
 class EventStream:
     """Passes whole SSE events on and holds an incomplete tail, so that an error event can follow cleanly.
 
-    `is_done` once [DONE] came; `usage` is the last one seen; `num_events` is about how many came, [DONE] included. A
-    single event over 64 KiB is passed in pieces.
+    `is_done` once [DONE] came; `usage` is the last one seen; `num_events` came so far. A single event over 64 KiB is
+    passed in pieces.
     """
 
     __slots__ = ("_held", "_is_mid_event", "is_done", "num_events", "usage")
@@ -255,11 +255,11 @@ class EventStream:
             if len(payload) - cut > MAX_HELD_BYTES:  # but not half of the blank line that may end it
                 cut = len(payload) - len(payload[-3:]) + len(payload[-3:].rstrip(b"\r\n"))
             payload, self._held = payload[:cut], payload[cut:]
-        self.num_events += payload.count(b"data:")
         if b'"usage"' in payload:
             self.usage = find_usage(payload) or self.usage
         if b"[DONE]" in payload and self._has_done(payload):
             self.is_done = True
+        self.num_events += payload.count(b"\ndata:") + payload.startswith(b"data:")
         if payload:
             self._is_mid_event = not payload.endswith(_EVENT_ENDS)
         return payload

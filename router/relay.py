@@ -68,6 +68,14 @@ class Incoming:
     def usage(self) -> Usage | None:
         return self.events.usage if self.events is not None else openai.usage_of(self.json_tail)
 
+    @property
+    def num_output_tokens(self) -> int | None:
+        """As the replica said; where a stream did not, about an event a token."""
+        usage = self.usage
+        if usage is not None and usage.output_tokens is not None:
+            return usage.output_tokens
+        return self.events.num_events if self.events is not None else None
+
     def status_error(self) -> UpstreamStatus:
         wait = headers.find(self.headers, "retry-after")
         wait_s = float(wait) if wait is not None and wait.isdigit() else None
@@ -295,6 +303,8 @@ class Relay:
         if self.phase is not Phase.FLOWING:
             self._open_reply()
         self.phase = Phase.ENDED
+        if self.lease is not None:
+            self.lease.output_tokens = self._incoming.num_output_tokens
         # First: the reply's end may begin the client's next request, which counts on what this one gives back.
         self._settle(None)
         self._reply.end(Outcome.OK, is_complete=True)

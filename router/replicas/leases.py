@@ -40,7 +40,8 @@ def judge(outcome: Outcome | None, error: BaseException | None) -> Verdict:
 
 @dataclass(eq=False, slots=True)
 class Share:
-    """One open lease's share in its member's counts. `mark` is where the sums of its replica stood at its first token.
+    """One open lease's share in its member's counts. `mark` is where the sums of its replica stood at its first token,
+    or when it came, if it is silent: its answer comes in one piece, and no byte of it says when the prompt was done.
 
     `on_verdict` is told when the trial of a half-open breaker passes, and at the end of each lease.
     """
@@ -51,18 +52,20 @@ class Share:
     tokens: int
     prefill_s: float
     is_trial: bool
+    is_silent: bool
     mark: Mark | None = None
 
     def start(self, lease: Lease) -> None:
         """The first content byte: its prompt is computed, and a trial has shown enough."""
         now, replica, num_tokens = self.clock(), self.member.replica, lease.demand.prompt.num_tokens
         lease.started_at = now
-        self.mark = self.member.speeds.began(
-            now, lease.taken_at, self.tokens, num_tokens, replica.num_running, replica.context_tokens
-        )
+        if not self.is_silent:
+            self.mark = self.member.speeds.began(
+                now, lease.taken_at, self.tokens, num_tokens, replica.num_running, replica.context_tokens
+            )
+            replica.context_tokens += num_tokens
+            self.member.take_in_speeds()
         self._leave_prefill(now)
-        replica.context_tokens += num_tokens
-        self.member.take_in_speeds()
         if self.is_trial:
             self.member.breaker.succeed(is_trial=True)
             self.on_verdict(self, Verdict.SUCCESS)
@@ -73,11 +76,17 @@ class Share:
         lease.ended_at = now
         if self.mark is not None:
             num_output = lease.output_tokens if lease.outcome is Outcome.OK else None
-            self.member.speeds.ended(self.mark, now, num_output, replica.num_running, replica.context_tokens)
-            replica.context_tokens -= lease.demand.prompt.num_tokens
+            num_tokens = lease.demand.prompt.num_tokens
+            prefilled = (self.tokens, num_tokens) if self.is_silent else None
+            running = (replica.num_running, replica.context_tokens)
+            self.member.speeds.ended(self.mark, now, num_output, *running, prefilled)
+            replica.context_tokens -= num_tokens
             self.member.take_in_speeds()
+        self.member.holdings.let_go(lease.demand.prompt)
+        replica.held_tokens = self.member.holdings.num_tokens
         replica.in_flight -= 1
-        if self.mark is not None:
+        replica.awaited_tokens = replica.awaited_tokens - lease.decision.output_tokens if replica.in_flight else 0.0
+        if lease.has_started:
             self._publish()
         else:
             self._leave_prefill(now)
@@ -89,6 +98,10 @@ class Share:
         replica = self.member.replica
         replica.prefilling -= 1
         replica.prefilling_tokens -= self.tokens
+        if self.is_silent:
+            replica.silent -= 1
+            self._publish()
+            return
         replica.prefilling_s = max(0.0, replica.prefilling_s - self.prefill_s) if replica.prefilling else 0.0
         # Prompts are computed in their order: what is queued now begins now.
         replica.prefilled_at = now + replica.prefilling_s
@@ -122,11 +135,20 @@ def take(
         tokens=decision.uncached_tokens,
         prefill_s=decision.prefill_s,
         is_trial=member.breaker.send(now),
+        is_silent=not demand.request.is_stream,
     )
+    if share.is_silent:
+        share.mark = member.speeds.mark(now, replica.num_running, replica.context_tokens)
+        replica.context_tokens += demand.prompt.num_tokens
+        replica.silent += 1
+    else:
+        replica.prefilling_s += share.prefill_s
     replica.in_flight += 1
+    member.holdings.hold(demand.prompt)
+    replica.held_tokens = member.holdings.num_tokens
+    replica.awaited_tokens += decision.output_tokens
     replica.prefilling += 1
     replica.prefilling_tokens += share.tokens
-    replica.prefilling_s += share.prefill_s
     replica.prefilled_at = max(replica.prefilled_at, now) + share.prefill_s
     replica.last_used = now
     if member.publish is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from router.core import Load, Replica
 from router.replicas.breaker import Breaker
 from router.replicas.health import Health
+from router.replicas.holdings import Holdings
 from router.replicas.identify import Card, Identity
 from router.replicas.speeds import Speeds
 
@@ -29,8 +30,10 @@ class Member:
     lost_at: float = 0.0
     publish: Callable[[], None] | None = None
     speeds: Speeds = field(default_factory=Speeds)
+    holdings: Holdings = field(default_factory=Holdings)
 
     def __post_init__(self) -> None:
+        self.replica.shared_tokens = self.holdings.num_shared
         self.health = Health(self.replica)
 
     def identify(self, identity: Identity, now: float) -> None:

@@ -11,7 +11,7 @@ and recursive least squares solves them. Coefficients are multiples of the prior
 wrong scale (a CPU for a GPU) is corrected at once and in all of them; samples far off are weighed down.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from router.core import StepModel
 
@@ -161,9 +161,25 @@ class Speeds:
         self._last = _FirstTokens(since, now, num_new, pairs, num_running, context_tokens, not was_ahead)
         return self._sums
 
-    def ended(self, since: Mark, now: float, num_output: int | None, num_running: int, context_tokens: int) -> None:
-        """A whole answer of `num_output` tokens, None where nobody counted them; `since` is what `began` gave."""
+    def ended(
+        self,
+        since: Mark,
+        now: float,
+        num_output: int | None,
+        num_running: int,
+        context_tokens: int,
+        prefilled: tuple[int, int] | None = None,
+    ) -> None:
+        """A whole answer of `num_output` tokens, None where nobody counted them; `since` is what `began` gave.
+
+        Where nobody could tell when it began, `since` is what `mark` gave when it was sent, and `prefilled` what was
+        computed for it: new prompt tokens, of all."""
         self._learn_first_tokens()
+        if prefilled is not None:
+            num_new, num_tokens = prefilled
+            sums = self._sums
+            pairs = num_new * (num_tokens - 0.5 * num_new)
+            self._sums = replace(sums, tokens=sums.tokens + num_new, pairs=sums.pairs + pairs)
         until = self.mark(now, num_running, context_tokens)
         seconds = until.at - since.at
         if num_output is None or num_output < MIN_ANSWER_TOKENS or seconds <= 0.0:
@@ -171,7 +187,7 @@ class Speeds:
         if now - self._learned_at < MIN_INTERVAL_S:
             return
         self._learned_at = now
-        num_steps = num_output - 1
+        num_steps = num_output - 1 if prefilled is None else num_output
         a_second = num_steps / seconds
         row = (
             float(num_steps),

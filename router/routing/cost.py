@@ -37,6 +37,9 @@ class Weights:
     reading: float = 0.05
     eviction: float = 0.0
     lateness: float = 10.0
+    room: float = 1.0
+    power: float = 4.0
+    full: float = 1.0
 
 
 class Need(msgspec.Struct, frozen=True, gc=False):
@@ -98,7 +101,9 @@ def wait_s(replica: Replica, now: float) -> float:
     return left_s + (replica.sibling_prefilling_tokens + replica.foreign_tokens) * replica.step.token_s
 
 
-def terms(need: Need, replica: Replica, step: StepModel, num_matched: int, num_host: int, weights: Weights) -> Terms:
+def terms(
+    need: Need, replica: Replica, step: StepModel, num_matched: int, num_host: int, num_shared: int, weights: Weights
+) -> Terms:
     """`num_matched` tokens of the prompt are cached there, `num_host` of them in host memory only; `step` is the
     replica's, or what it is taken for."""
     num_tokens, num_output = need.num_tokens, need.num_output
@@ -112,6 +117,17 @@ def terms(need: Need, replica: Replica, step: StepModel, num_matched: int, num_h
     if need.adapter is not None and need.adapter not in replica.resident_adapters:
         adapter = replica.adapter_load_s
     next_s = step.decode_s(num_running + 1, replica.context_tokens + num_tokens)
+    room = 0.0
+    capacity = replica.kv_capacity_tokens
+    if capacity is not None:
+        held = replica.held_tokens + 0.5 * replica.awaited_tokens
+        unique = num_tokens - num_shared + 0.5 * num_output
+        used = held / capacity
+        decode_s = num_output * next_s
+        room = weights.room * unique / capacity * decode_s * used**weights.power
+        excess = held + unique - capacity
+        if excess > 0.0 and num_running:
+            wait += weights.full * excess / capacity * decode_s
     late_s = 0.0
     if need.ttft_slo_s is not None:
         late_s += max(0.0, wait + prefill + adapter + replica.round_trip_s - need.ttft_slo_s)
@@ -125,7 +141,7 @@ def terms(need: Need, replica: Replica, step: StepModel, num_matched: int, num_h
         decode=weights.decode * num_output * next_s,
         delay=weights.delay * own_s * num_running,
         reading=weights.reading * step.context_s * (num_tokens + 0.5 * num_output) * num_output * num_running,
-        eviction=weights.eviction * own_s,
+        eviction=weights.eviction * own_s + room,
         lateness=weights.lateness * late_s,
         own_prefill_s=own_s,
     )

@@ -87,6 +87,7 @@ class Pointsman:
             expected_wait_s=best.terms.wait,
             scores=best.terms.by_name,
             prefill_s=best.terms.own_prefill_s,
+            output_tokens=view.expected_output_tokens,
         )
 
     def placed(self, lease: Lease) -> None:
@@ -106,7 +107,7 @@ class Pointsman:
         shared, most = _shared_tokens(prompt), max(0, prompt.num_tokens - 1)
         guess_id, guess_tokens = self._guess(demand)
         for replica in looked_at:
-            if not self._may_take(demand, view.now, replica):
+            if not self._may_take(demand, view, replica):
                 continue
             id = replica.id
             num_blocks = matches.get(id, 0)
@@ -114,16 +115,18 @@ class Pointsman:
             matched = min(num_blocks * prompt.block_size, most)
             num_host = (num_blocks - device.get(id, 0)) * prompt.block_size if device is not matches else 0
             counted = max(matched, shared, guess_tokens if id == guess_id else 0)
-            worth = terms(need, replica, _levelled(replica.step, fleet.token_s), counted, num_host, self.weights)
+            num_shared = replica.shared_tokens(prompt) if replica.kv_capacity_tokens else 0
+            step = _levelled(replica.step, fleet.token_s)
+            worth = terms(need, replica, step, counted, num_host, num_shared, self.weights)
             found.append(Option(worth.total, replica, matched, worth))
         return found
 
-    def _may_take(self, demand: Demand, now: float, replica: Replica) -> bool:
+    def _may_take(self, demand: Demand, view: View, replica: Replica) -> bool:
         if replica.in_flight + replica.sibling_in_flight >= self.max_in_flight or replica.id in demand.tried:
             return False
         if demand.adapter is not None and demand.adapter not in replica.adapters:
             return False
-        return replica.prefilling == 0 or wait_s(replica, now) <= self.useful_depth_s
+        return replica.prefilling == 0 or wait_s(replica, view.now) <= self.useful_depth_s
 
     def _best(self, demand: Demand, view: View, options: Sequence[Option]) -> Option:
         lowest = min(options, key=lambda option: option.cost)
@@ -166,10 +169,10 @@ class Pointsman:
         else:
             start, fleet.at = fleet.at, (fleet.at + WINDOW) % len(replicas)
             asked = [*replicas[start : start + WINDOW], *fleet.idlest]
-        free = [replica for replica in asked if self._may_take(demand, view.now, replica)]
+        free = [replica for replica in asked if self._may_take(demand, view, replica)]
         if free or asked is replicas:
             return free
-        return [replica for replica in replicas if self._may_take(demand, view.now, replica)]
+        return [replica for replica in replicas if self._may_take(demand, view, replica)]
 
     def _guess(self, demand: Demand) -> tuple[str | None, int]:
         """Who served the session last, and how many tokens it may hold for it, where the index cannot know."""

@@ -50,9 +50,11 @@ class FilterScorePick:
         self._books = [part.placed for part in parts if isinstance(part, Bookkeeper)]
 
     def decide(self, demand: Demand, view: View) -> Decision | None:
-        return self.choose(demand, candidates(demand, view))
+        return self.choose(demand, candidates(demand, view), view.expected_output_tokens)
 
-    def choose(self, demand: Demand, candidates: Sequence[Candidate]) -> Decision | None:
+    def choose(
+        self, demand: Demand, candidates: Sequence[Candidate], expected_output_tokens: float = 0.0
+    ) -> Decision | None:
         """None when no candidate passes the filters."""
         for rule in self.filters:
             candidates = rule.keep(demand, candidates)
@@ -60,7 +62,7 @@ class FilterScorePick:
             return None
         scores = [part.scorer.score(demand, candidates) for part in self.scorers]
         chosen = self.picker.pick(demand, candidates, self._costs(scores, len(candidates)))
-        return self._decision(demand, candidates[chosen], scores, chosen)
+        return self._decision(demand, candidates[chosen], scores, chosen, expected_output_tokens)
 
     def placed(self, lease: Lease) -> None:
         for book in self._books:
@@ -79,7 +81,14 @@ class FilterScorePick:
             for row in zip(*scores, strict=True)
         ]
 
-    def _decision(self, demand: Demand, chosen: Candidate, scores: Sequence[Sequence[float]], index: int) -> Decision:
+    def _decision(
+        self,
+        demand: Demand,
+        chosen: Candidate,
+        scores: Sequence[Sequence[float]],
+        index: int,
+        expected_output_tokens: float,
+    ) -> Decision:
         num_tokens = demand.prompt.num_tokens
         uncached_tokens = num_tokens - chosen.matched_tokens
         return Decision(
@@ -90,6 +99,7 @@ class FilterScorePick:
             expected_wait_s=chosen.replica.expected_wait_s,
             scores={part.name: column[index] for part, column in zip(self.scorers, scores, strict=True)},
             prefill_s=chosen.replica.step.prefill_s(uncached_tokens, num_tokens),
+            output_tokens=expected_output_tokens,
         )
 
 

@@ -24,7 +24,7 @@ def lease_on(member: Member, clock: FakeClock, tokens: int = 100, heard: list[Ve
         if heard is not None:
             heard.append(verdict)
 
-    return take(make_demand(), make_decision(member.replica, tokens), member, clock, hear)
+    return take(make_demand(is_stream=True), make_decision(member.replica, tokens), member, clock, hear)
 
 
 def counts(member: Member) -> tuple[int, int, int]:
