@@ -39,7 +39,7 @@ from router.retries import RetryBudget
 from router.routing.presets import open_parts, preset
 from router.telemetry.journal import Journal
 from router.telemetry.metrics import Metrics
-from router.telemetry.recording import Recording
+from router.telemetry.recording import open_recording
 from router.transports.dialects.desk import Dialects
 from router.transports.dialects.kept import KeptHere
 from router.transports.dialects.pages import add_response_routes
@@ -71,7 +71,7 @@ class Router:
         self.logger = logger
         self.sharing = sharing
         self.metrics = Metrics()
-        self.recording = self._new_recording()
+        self.recording = open_recording(settings, logger)
         self.keyring = open_keyring(settings, state_folder(settings, os.environ))
         check_addresses(settings, self.keyring.callers)
         self.gate = self._new_gate()
@@ -230,15 +230,6 @@ class Router:
         except SourceError as error:
             fields = {"model": pool.model, "replica": replica.id, "error": str(error)}
             self.logger.warning("no tokenizer: prompts are hashed as text", extra={"fields": fields})
-
-    def _new_recording(self) -> Recording | None:
-        settings = self.settings
-        if not settings.record:
-            return None
-        try:
-            return Recording(settings.record, settings.record_max_bytes, self.logger)
-        except OSError as error:
-            raise ConfigError(f"The file of the setting `record` cannot be written: {error.strerror}.") from None
 
     def _new_registry(self) -> Registry:
         settings = self.settings

@@ -14,6 +14,7 @@ from enum import Enum
 
 import msgspec
 
+from router.config import ConfigError, Settings
 from router.core import Lease, Prompt, Usage
 
 # What a disk that stands still may pile up: beyond it, rows are lost and counted.
@@ -93,6 +94,16 @@ class Recording:
 
     def __repr__(self) -> str:
         return f"<Recording {self._path} {self.state.name} {len(self._pending)} pending>"
+
+
+def open_recording(settings: Settings, logger: logging.Logger) -> Recording | None:
+    """None where nothing is to be recorded. Raises ConfigError."""
+    if not settings.record:
+        return None
+    try:
+        return Recording(settings.record, settings.record_max_bytes, logger)
+    except OSError as error:
+        raise ConfigError(f"The file of the setting `record` cannot be written: {error.strerror}.") from None
 
 
 def _line(at_s: float, prompt: Prompt, num_output_tokens: int) -> bytes:

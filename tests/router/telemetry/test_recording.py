@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from router.config import ConfigError, Settings
 from router.core import Decision, Lease, Prompt, Usage
-from router.telemetry.recording import MAX_PENDING, Recording, State
+from router.telemetry.recording import MAX_PENDING, Recording, State, open_recording
 from tests.router.nouns import make_demand, make_replica, make_request
 from tests.router.telemetry.test_journal import Lines
 
@@ -120,6 +121,8 @@ async def test_only_its_owner_may_read_it(desk: Desk) -> None:
     await desk.recording.close()
 
 
-def test_a_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
-        Desk(tmp_path / "missing" / "trace.jsonl")
+def test_a_file_that_cannot_be_opened_is_a_wrong_setting(tmp_path: Path) -> None:
+    logger = logging.Logger("test")
+    assert open_recording(Settings(), logger) is None
+    with pytest.raises(ConfigError, match="`record` cannot be written: No such file"):
+        open_recording(Settings(record=str(tmp_path / "missing" / "trace.jsonl")), logger)
