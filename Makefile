@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := router engine loadtest proto/pointsman tests
 
-.PHONY: up install test test-all lint stubs clean
+.PHONY: up install test test-all lint interop stubs clean
 
 up: $(STAMP)
 	@exec $(BIN)/pointsman up
@@ -29,6 +29,10 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest
+
+# Two real vLLMs behind the router: `make interop VLLM=PROGRAM MODEL=FOLDER`; the README says how to have them.
+interop: $(STAMP)
+	$(BIN)/python -m loadtest.interop --vllm "$(VLLM)" --model "$(MODEL)"
 
 stubs: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --grpc_python_out=proto --pyi_out=proto proto/pointsman/v1/*.proto

@@ -91,7 +91,8 @@ class GrpcSource:
             case "stored":
                 follower.tell(list(_stored(message.stored)))
             case "removed":
-                follower.tell([gone(message.removed.block_hashes)])
+                is_host = message.removed.medium == engine_pb2.MEDIUM_HOST
+                follower.tell([gone(message.removed.block_hashes, is_host=is_host)])
             case "cleared":
                 follower.tell([Emptied()])
         follower.num_batches += 1
@@ -102,4 +103,5 @@ class GrpcSource:
 
 def _stored(chain: engine_pb2.KvStored) -> Iterator[Change]:
     if chain.block_hashes:
-        yield held(chain.parent_hash if chain.HasField("parent_hash") else None, chain.block_hashes)
+        parent = chain.parent_hash if chain.HasField("parent_hash") else None
+        yield held(parent, chain.block_hashes, is_host=chain.medium == engine_pb2.MEDIUM_HOST)
