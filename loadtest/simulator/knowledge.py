@@ -7,21 +7,19 @@ from functools import partial
 
 import msgspec
 
-from engine.blocks import BlockPool
-from engine.prefixes import Change, Medium, Removed, Stored
+from engine.prefixes import Change as EngineChange
+from engine.prefixes import Cleared, Medium, Removed, Stored
 from loadtest.simulator.clock import VirtualLoop
 from loadtest.simulator.replica import SimReplica
-from loadtest.simulator.station import Station
+from loadtest.simulator.station import SWEEP_S, Station
 from router.core import Load
-from router.prefix.index import BlockIndex
-
-# One replica's KV blocks, as packed for its index: (parent, blocks, is in host memory), or blocks that went.
-Told = tuple[int | None, list[int], bool, bool]
+from router.prefix.changes import Change, Emptied, gone, held
+from router.prefix.follower import FeedState, FeedStatus
 
 
 class Knowledge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`metrics_interval_ms`: a report is up to so old; 0: always that of this moment. `kv_events` false: routers go by
-    their own dispatches and the replicas' capacity. `routers` that share the fleet, each with its own view."""
+    their own dispatches, the replicas' capacity and answers. `routers` that share the fleet, each with its own view."""
 
     metrics_interval_ms: float = 0.0
     kv_events: bool = True
@@ -40,35 +38,35 @@ class Wires:
 
     def open(self) -> None:
         """Begin to carry."""
-        for replica in self.replicas:
-            if not self.knowledge.kv_events:
-                for station in self.stations:
-                    station.index.limit(replica.id, capacity(replica.core.scheduler.pool))
-        if self.knowledge.metrics_interval_ms == 0:
-            for station in self.stations:
+        for station in self.stations:
+            if self.knowledge.kv_events:
+                for replica in self.replicas:
+                    station.caches.tell_status(replica.id, FeedStatus(FeedState.SYNCED))
+            if self.knowledge.metrics_interval_ms == 0:
                 station.before_look = partial(self._report_all, station)
-            return
-        interval_s = self.knowledge.metrics_interval_ms / 1e3
-        for number, replica in enumerate(self.replicas):
-            self.loop.at(interval_s * number / len(self.replicas), self._poll, replica, interval_s)
+            self.loop.at(SWEEP_S, self._sweep, station)
+        if self.knowledge.metrics_interval_ms > 0:
+            interval_s = self.knowledge.metrics_interval_ms / 1e3
+            for number, replica in enumerate(self.replicas):
+                self.loop.at(interval_s * number / len(self.replicas), self._poll, replica, interval_s)
 
-    def on_changes(self, replica_id: str, changes: Sequence[Change]) -> None:
+    def on_changes(self, replica_id: str, changes: Sequence[EngineChange]) -> None:
         """A replica's cache changed."""
         if not self.knowledge.kv_events:
             return
-        told = [_told(change) for change in changes if isinstance(change, Stored | Removed)]
+        told = [_told(change) for change in changes]
         if self.knowledge.kv_event_delay_ms == 0:
             self._tell(replica_id, told)
         else:
             self.loop.at(self.loop.now + self.knowledge.kv_event_delay_ms / 1e3, self._tell, replica_id, told)
 
-    def _tell(self, replica_id: str, told: Sequence[Told]) -> None:
+    def _tell(self, replica_id: str, told: Sequence[Change]) -> None:
         for station in self.stations:
-            for parent, blocks, is_host, is_stored in told:
-                if is_stored:
-                    station.index.store(replica_id, parent, blocks, is_host=is_host)
-                else:
-                    station.index.drop(replica_id, blocks, is_host=is_host)
+            station.caches.tell(replica_id, told)
+
+    def _sweep(self, station: Station) -> None:
+        station.sweep()
+        self.loop.at(self.loop.now + SWEEP_S, self._sweep, station)
 
     def _report_all(self, station: Station) -> None:
         for replica in self.replicas:
@@ -91,19 +89,14 @@ class Wires:
         )
 
 
-def open_index() -> BlockIndex:
-    """With all the memory that it may want: what a bound costs is measured elsewhere."""
-    return BlockIndex(2**40)
-
-
-def capacity(pool: BlockPool) -> int:
-    """Blocks that a router knows of: the device's, as the metrics page has them, and those of the host tier."""
-    return pool.num_blocks + pool.host.num_blocks
-
-
-def _told(change: Stored | Removed) -> Told:
-    is_host = change.medium is Medium.CPU
-    if isinstance(change, Removed):
-        return None, list(change.hashes), is_host, False
-    parent = change.prefixes[0].parent
-    return None if parent is None else parent.hash, [prefix.hash for prefix in change.prefixes], is_host, True
+def _told(change: EngineChange) -> Change:
+    """As a feed makes it of the engine's events."""
+    match change:
+        case Stored():
+            parent = change.prefixes[0].parent
+            blocks = [prefix.hash for prefix in change.prefixes]
+            return held(None if parent is None else parent.hash, blocks, is_host=change.medium is Medium.CPU)
+        case Removed():
+            return gone(change.hashes, is_host=change.medium is Medium.CPU)
+        case Cleared():
+            return Emptied()

@@ -12,10 +12,10 @@ from engine.sequence import Request as EngineRequest
 from loadtest.simulator.adapters import AdapterCosts
 from loadtest.simulator.clock import VirtualLoop
 from loadtest.simulator.job import Job
-from loadtest.simulator.knowledge import Knowledge, Wires, open_index
+from loadtest.simulator.knowledge import Knowledge, Wires
 from loadtest.simulator.profile import Profile, overheads
 from loadtest.simulator.replica import Listener, SimReplica
-from loadtest.simulator.station import Station, ended, open_station
+from loadtest.simulator.station import Station, open_station
 from loadtest.simulator.text import tokens
 from loadtest.simulator.workload import Workload
 from router.core import Lease
@@ -119,19 +119,18 @@ class _Run:
         )
 
     def _new_station(self, number: int, replica_ids: Sequence[str]) -> Station:
-        setup = self.setup
-        seed, workload = setup.seed + number, setup.workload
-        return open_station(
+        setup, workload = self.setup, self.setup.workload
+        station = open_station(
             self.loop,
             replica_ids,
-            open_index(),
             setup.policy,
-            seed,
-            self._send,
+            setup.seed + number,
+            lambda job, lease: self._send(station, job, lease),
             workload.block_size,
-            workload.adapters,
             setup.profile.kv_capacity_tokens // workload.block_size,
+            workload.adapters,
         )
+        return station
 
     def _await_arrival(self, number: int) -> None:
         arrivals = self.setup.workload.arrivals
@@ -150,7 +149,7 @@ class _Run:
         if self.on_done is not None and number % 64 == 0:
             self.on_done(number)
 
-    def _send(self, job: Job, lease: Lease) -> None:
+    def _send(self, station: Station, job: Job, lease: Lease) -> None:
         ask = job.ask
         request = EngineRequest(
             id=str(ask.number),
@@ -166,7 +165,7 @@ class _Run:
 
         def on_end() -> None:
             job.ended_s = self.loop.now
-            ended(lease, ask.num_output_tokens)
+            station.ended(lease, job.num_cached_tokens, ask.num_output_tokens)
             if not job.meets_slo and _is_in_time(job):
                 self._miss(job)
             self._close()

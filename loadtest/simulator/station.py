@@ -1,4 +1,4 @@
-"""One router of a simulated fleet: the router's own registry, index, policy, placement and queue, wired as its
+"""One router of a simulated fleet: the router's own registry, caches, policy, placement and queue, wired as its
 composition root wires them, on virtual time. Knows the router's cores; knows no engine and no workload."""
 
 import random
@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from loadtest.simulator.clock import VirtualLoop
 from loadtest.simulator.job import Job
 from router.admission.queue import LocalQueue
-from router.core import Demand, Lease, Load, Outcome, Pool, Replica, ReplicaSpec, ReplicaState, Request, Surface
+from router.core import Demand, Lease, Load, Outcome, Pool, Replica, ReplicaSpec, ReplicaState, Request, Surface, Usage
 from router.errors import PointsmanError
 from router.placement import Placement
+from router.prefix.caches import Caches
 from router.prefix.index import BlockIndex
 from router.replicas.identify import Card, Identity
 from router.replicas.member import Member
@@ -23,6 +24,9 @@ MODEL = "simulated"
 MAX_IN_FLIGHT = 256
 MAX_WAITING = 1_000_000
 MAX_WAIT_S = 600.0
+# All the memory that it may want: what a bound costs is measured elsewhere.
+INDEX_BYTES = 2**40
+SWEEP_S = 1.0
 
 
 @dataclass(eq=False, slots=True)
@@ -33,7 +37,7 @@ class Station:
     registry: Registry
     placement: Placement
     queue: LocalQueue
-    index: BlockIndex
+    caches: Caches
     send: Callable[[Job, Lease], None]
     pool: Pool = field(init=False)
     before_look: Callable[[], None] = field(default=lambda: None)
@@ -57,6 +61,17 @@ class Station:
         """A replica's metrics page was read; those who wait may have a place now."""
         if self.report(replica_id, load):
             self.queue.pump()
+
+    def ended(self, lease: Lease, num_cached_tokens: int, num_output_tokens: int) -> None:
+        """The last byte came, and with it the usage."""
+        lease.output_tokens = num_output_tokens
+        lease.release(Outcome.OK)
+        usage = Usage(lease.demand.prompt.num_tokens, num_cached_tokens, num_output_tokens)
+        self.caches.knowledge.answered(lease, usage, self.loop.now)
+
+    def sweep(self) -> None:
+        """Due once a second."""
+        self.caches.sweep(self.loop.now, self.registry.replicas())
 
     def _available(self, pool: Pool, now: float) -> Sequence[Replica]:
         self.before_look()
@@ -88,39 +103,36 @@ class Station:
 def open_station(
     loop: VirtualLoop,
     replica_ids: Sequence[str],
-    index: BlockIndex,
     policy: str,
     seed: int,
     send: Callable[[Job, Lease], None],
     block_size: int,
+    num_blocks: int,
     adapters: Sequence[str] = (),
-    num_blocks: int | None = None,
 ) -> Station:
     """A router that finds all replicas ready. Raises PluginError where there is no such policy."""
     chance = random.Random(f"{seed}/{policy}")
+    index = BlockIndex(INDEX_BYTES)
+    caches = Caches(index, has_tokenizer=lambda _: True, listens=False)
     registry = Registry(
         _Known(),
         on_change=lambda: queue.pump(),
-        on_lost=index.remove,
-        on_identified=lambda *_: None,
+        on_lost=caches.lost,
+        on_identified=lambda replica, pool, _: caches.identified(replica, pool),
         clock=loop.time,
         random=chance.random,
     )
     chosen = preset(policy, open_parts(), chance, MAX_IN_FLIGHT)
-    placement = Placement(registry.available, registry.has_ready, registry.reserve, index, chosen, loop.time)
+    placement = Placement(
+        registry.available, registry.has_ready, registry.reserve, index, chosen, loop.time, on_device=index.match_device
+    )
     queue = LocalQueue(placement, loop.time, MAX_WAITING, MAX_WAIT_S)
     specs = [ReplicaSpec(f"http://{id}") for id in replica_ids]
     registry.reconcile(specs)
     identity = Identity(_cards(adapters), block_size, num_blocks=num_blocks)
     for spec in specs:
         registry.adopt(Sighting(spec, None, ReplicaState.READY, True, 0.0, 0.0, identity), None)
-    return Station(loop, registry, placement, queue, index, send)
-
-
-def ended(lease: Lease, num_output_tokens: int) -> None:
-    """The last byte came, and with it the usage."""
-    lease.output_tokens = num_output_tokens
-    lease.release(Outcome.OK)
+    return Station(loop, registry, placement, queue, caches, send)
 
 
 @dataclass(frozen=True, slots=True)
