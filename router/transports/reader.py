@@ -220,8 +220,10 @@ class RequestReader:
             self.waiting.append(Refusal(error))
 
     def _is_upgrade_with_body(self) -> bool:
+        """Has the parser stopped before a body? An `Upgrade` that no `Connection` names stops nothing."""
         names = {name for name, _ in self._headers}
-        return "upgrade" in names and bool(names & {"content-length", "transfer-encoding"}) and not self._pieces
+        has_body = bool(names & {"content-length", "transfer-encoding"})
+        return bool(self._parser.should_upgrade()) and has_body and not self._pieces
 
     def _resume_after_upgrade(self, data: bytes, offset: int) -> None:
         """The parser stops at an offer to upgrade (`h2c`) and leaves a body unread. We decline the offer: the same

@@ -288,6 +288,14 @@ def test_an_offer_to_upgrade_is_declined_and_its_body_framed_as_any_other(name: 
     assert framed(Reading(*reads).messages) == [("POST", b"/v1/chat/completions", body), ("GET", b"/next", b"")]
 
 
+@pytest.mark.parametrize("name", BODIES)
+def test_an_upgrade_that_no_connection_names_is_a_header_as_any_other(name: str) -> None:
+    """The fault, found by atheris: such a request with an empty body was never answered."""
+    rest, body = BODIES[name]
+    messages = Reading(POST + b"upgrade: h2c\r\n" + rest + NEXT).messages
+    assert framed(messages) == [("POST", b"/v1/chat/completions", body), ("GET", b"/next", b"")]
+
+
 @pytest.mark.parametrize(
     ("version", "connection", "keeps_alive"),
     [("1.1", "upgrade", True), ("1.1", "close, upgrade", False), ("1.0", "keep-alive, upgrade", True)],
