@@ -15,7 +15,8 @@ _HOP_BY_HOP = frozenset(
 _KEPT_FROM_REPLICA = _HOP_BY_HOP | frozenset(
     "host content-length accept-encoding expect cookie x-request-id x-pointsman-priority x-pointsman-tenant "
     "x-pointsman-timeout x-request-timeout x-llm-d-inference-objective x-gateway-inference-objective "
-    "x-dynamo-meta-policy-class x-llm-d-inference-fairness-id x-gateway-inference-fairness-id".split()
+    "x-dynamo-meta-policy-class x-llm-d-inference-fairness-id x-gateway-inference-fairness-id "
+    "x-slo-ttft-ms x-slo-tpot-ms x-llm-d-slo-ttft-ms x-llm-d-slo-tpot-ms".split()
 )
 _CREDENTIALS = frozenset(("authorization", "x-api-key", "api-key"))
 _KEPT_FROM_CLIENT = _HOP_BY_HOP | frozenset(("server", "date", "x-request-id"))

@@ -149,7 +149,7 @@ class PrefixIndex(Protocol):
     """Which replica holds which KV blocks. Only contiguous prefixes count."""
 
     def match(self, block_hashes: Sequence[int]) -> Mapping[str, int]:
-        """Leading blocks held, by replica id; replicas that hold none are absent."""
+        """Leading blocks held, by replica id, those who hold most first; replicas that hold none are absent."""
 
     def insert(self, replica_id: str, block_hashes: Sequence[int]) -> None: ...
 

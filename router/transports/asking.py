@@ -5,6 +5,7 @@ from router import openai
 from router.admission.terms import asked_band, asked_deadline
 from router.core import Headers, Request, Surface
 from router.headers import request_id
+from router.routing.wishes import session_of, slo_of
 
 
 def new_request(surface: Surface, body: bytes, headers: Headers, now: float, deadline: float) -> Request:
@@ -27,5 +28,7 @@ def new_request(surface: Surface, body: bytes, headers: Headers, now: float, dea
         priority=fields.priority or 0,
         band=asked_band(headers, fields.priority, fields.service_tier),
         max_tokens=fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens,
+        session=session_of(headers, fields.prompt_cache_key, fields.previous_response_id, fields.user),
+        slo=slo_of(headers),
         headers=headers,
     )
