@@ -31,6 +31,7 @@ def main() -> int:
 def _run(config: EngineConfig) -> int:
     # Imported here because torch takes seconds: wrong flags and the parent's death are noticed before.
     from engine import app
+    from engine.adapters import AdapterError
     from engine.fetch import FetchError
     from engine.model.fields import ModelError
     from engine.model.placement import PlacementError
@@ -38,7 +39,7 @@ def _run(config: EngineConfig) -> int:
     try:
         listener = app.listen(config.host, config.port)
         parts = app.build(config)
-    except (app.StartError, ModelError, FetchError, PlacementError, MemoryError, OSError) as error:
+    except (app.StartError, AdapterError, ModelError, FetchError, PlacementError, MemoryError, OSError) as error:
         print(f"pointsman engine: {error}", file=sys.stderr)
         return 1
     try:

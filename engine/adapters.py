@@ -7,7 +7,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
+
+Weights = TypeVar("Weights")
 
 
 class AdapterError(ValueError):
@@ -38,6 +40,15 @@ class Adapter:
     def __repr__(self) -> str:
         place = "in host memory" if self.slot is None else f"in slot {self.slot}"
         return f"<Adapter {self.name} rank {self.rank} {place} {self.num_running} running{' gone' * self.is_gone}>"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAdapter(Generic[Weights]):
+    """An adapter as it was read from disk. `digest` tells its weights from others of the same name."""
+
+    rank: int
+    digest: int
+    weights: Weights
 
 
 class Placement(NamedTuple):

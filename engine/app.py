@@ -7,28 +7,41 @@ import asyncio
 import logging
 import signal
 import socket
-from contextlib import ExitStack, closing
+import uuid
+from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
+from engine.adapters import AdapterSlots
 from engine.blocks import BlockPool
 from engine.config import BLOCK_SIZE, EngineConfig
+from engine.control import Control
 from engine.core import EngineCore
 from engine.fetch import MODELS, fetch
 from engine.loop import EngineLoop
+from engine.lora import read_lora
 from engine.model.attention import kv_dtype
 from engine.model.checkpoint import open_checkpoint
 from engine.model.config import ModelConfig
+from engine.model.fingerprint import fingerprint
 from engine.model.kv_cache import KVCache, bytes_per_block
 from engine.model.loader import load
+from engine.model.low_rank import Slots
 from engine.model.placement import device_named, dtype_named, use_threads
+from engine.model.residence import Residence
+from engine.model.weights import weight_shapes
 from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.server.events import EventsError, KvEventPublisher, KvEventsConfig
+from engine.server.grpc import EngineService, grpc_port
 from engine.server.http import Service
+from engine.server.operator import Operator
 from engine.tokenizer import Tokenizer
+from engine.transfer import KvMemory, KvTransfer
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +57,12 @@ class StartError(Exception):
 class Parts:
     """An engine that is built and not yet started; `about` describes it in a line."""
 
+    config: EngineConfig
     service: Service
-    about: str
+    control: Control[Any]
+    transfer: KvTransfer
     events: KvEventPublisher | None
+    about: str
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -65,7 +81,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def build(config: EngineConfig) -> Parts:
-    """Raises StartError, ModelError, FetchError, PlacementError, MemoryError, OSError; each says what is wrong."""
+    """Raises StartError, AdapterError, ModelError, FetchError, PlacementError, MemoryError, OSError; each says what is
+    wrong."""
     if config.threads is not None:
         use_threads(config.threads)
     device = device_named(config.device)
@@ -76,36 +93,82 @@ def build(config: EngineConfig) -> Parts:
     num_blocks = _num_blocks(config, bytes_per_block(model, BLOCK_SIZE, kv_type))
     max_model_len = _max_model_len(config, model, num_blocks)
     num_host_blocks = int(config.host_kv_gib * 2**30) // bytes_per_block(model, BLOCK_SIZE, kv_type)
-    cache = KVCache.allocate(model, num_blocks, BLOCK_SIZE, kv_type, device)
-    host_cache = None
-    if num_host_blocks:
-        host_cache = KVCache.allocate(model, num_host_blocks, BLOCK_SIZE, kv_type, device_named("cpu"))
-    runner = Runner(load(checkpoint, dtype, device), cache, host_cache)
+
+    def allocate() -> tuple[KVCache, KVCache | None]:
+        cache = KVCache.allocate(model, num_blocks, BLOCK_SIZE, kv_type, device)
+        if not num_host_blocks:
+            return cache, None
+        return cache, KVCache.allocate(model, num_host_blocks, BLOCK_SIZE, kv_type, device_named("cpu"))
+
+    read_weights = partial(load, checkpoint, dtype, device)
+    slots = Slots(dtype, device)
+    runner = Runner(read_weights(), *allocate(), slots)
     events = _events(config)
     pool = BlockPool(num_blocks, BLOCK_SIZE, num_host_blocks, records_changes=events is not None)
-    scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens)
+    adapters = AdapterSlots(config.max_loras)
+    scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, adapters)
+    engine = EngineLoop(EngineCore(scheduler), runner.run)
+    residence = Residence(runner, device, read_weights, allocate)
+    model_id = config.served_model_name or _model_id(config.model)
+    read_adapter = partial(read_lora, shapes=weight_shapes(model), max_rank=config.max_lora_rank)
+    control = Control(engine, model_id, read_adapter, slots.keep, residence.sleep, residence.wake)
+    for entry in config.lora:
+        control.load_before_start(*entry.split("=", 1))
+    kv_memory = partial(
+        _kv_memory,
+        runner,
+        pool,
+        fingerprint(checkpoint, kv_type, BLOCK_SIZE),
+        bytes_per_block(model, BLOCK_SIZE, kv_type),
+    )
+    transfer = KvTransfer(engine, kv_memory, engine_id=uuid.uuid4().hex)
     service = Service(
-        engine=EngineLoop(EngineCore(scheduler), runner.run),
+        engine=engine,
         tokenizer=Tokenizer.load(path),
-        model_id=config.served_model_name or _model_id(config.model),
+        model_id=model_id,
         root=config.model,
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
+        transfer=transfer,
     )
     numbers = f"{str(dtype).removeprefix('torch.')}, {num_blocks} KV blocks, context {max_model_len}"
-    return Parts(service, f"{service.model_id} on {device}, {numbers}", events)
+    return Parts(config, service, control, transfer, events, f"{model_id} on {device}, {numbers}")
 
 
 async def serve(parts: Parts, listener: socket.socket) -> None:
     """Until SIGTERM or SIGINT. What is then under way ends with an error that says so. Raises StartError."""
-    service = parts.service
-    with ExitStack() as opened:
+    config, service = parts.config, parts.service
+    async with AsyncExitStack() as opened:
         if parts.events is not None:
             _open_events(parts.events, service, opened)
-        await _serve_http(service, listener, parts.about)
+        service.engine.start()
+        if config.kv_transfer_port is not None:
+            await _open_transfer(parts.transfer, config, opened)
+        if config.grpc_port is not None:
+            await _open_grpc(parts, config.grpc_port, opened)
+        await _serve_http(parts, listener)
 
 
-def _open_events(events: KvEventPublisher, service: Service, opened: ExitStack) -> None:
+async def _open_transfer(transfer: KvTransfer, config: EngineConfig, opened: AsyncExitStack) -> None:
+    try:
+        server = await transfer.serve(config.host, config.kv_transfer_port or 0)
+    except OSError as error:
+        raise StartError(f"cannot listen on {config.host}:{config.kv_transfer_port} for KV: {error.strerror}") from None
+    opened.callback(server.close)
+    log.info("KV is handed out at %s:%s", transfer.host, transfer.port)
+
+
+async def _open_grpc(parts: Parts, port: int, opened: AsyncExitStack) -> None:
+    host = parts.config.host
+    servicer = EngineService(parts.service, parts.control, parts.transfer, parts.transfer.engine_id)
+    try:
+        port = await opened.enter_async_context(grpc_port(host, port, servicer))
+    except OSError as error:
+        raise StartError(f"cannot listen on {host}:{port} for gRPC: {error}") from None
+    log.info("gRPC at %s:%d", host, port)
+
+
+def _open_events(events: KvEventPublisher, service: Service, opened: AsyncExitStack) -> None:
     try:
         events.open()
     except EventsError as error:
@@ -114,19 +177,19 @@ def _open_events(events: KvEventPublisher, service: Service, opened: ExitStack) 
     service.engine.listeners.append(events.publish)
 
 
-async def _serve_http(service: Service, listener: socket.socket, about: str) -> None:
+async def _serve_http(parts: Parts, listener: socket.socket) -> None:
+    service = parts.service
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    service.engine.start()
+    app = service.app()
+    app.add_routes(Operator(parts.control).routes())
     # aiohttp cancels a handler whose client has gone only if told to; that cancel is what frees the blocks.
-    runner = web.AppRunner(
-        service.app(), handler_cancellation=True, access_log=None, shutdown_timeout=_STOP_WITHIN_S / 2
-    )
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_STOP_WITHIN_S / 2)
     await runner.setup()
     await web.SockSite(runner, listener, backlog=1024).start()
     host, port = listener.getsockname()[:2]
-    log.info("ready: %s, at http://%s:%d", about, host, port)
+    log.info("ready: %s, at http://%s:%d", parts.about, host, port)
     await stopping.wait()
     service.engine.stop("the engine is shutting down")
     await runner.cleanup()
@@ -145,6 +208,17 @@ def _model_path(model: str) -> Path:
 def _model_id(model: str) -> str:
     path = Path(model)
     return path.stem if path.suffix == ".gguf" else path.resolve().name
+
+
+def _kv_memory(runner: Runner, pool: BlockPool, format: str, block_bytes: int) -> KvMemory:
+    """What of the runner's memory is there now: sleep takes it away, and waking gives another."""
+    tiers = runner.tiers
+
+    def flush() -> None:
+        if copies := pool.take_copies():
+            tiers.copy(copies)
+
+    return KvMemory(format, block_bytes, tiers.read, tiers.write, flush)
 
 
 def _events(config: EngineConfig) -> KvEventPublisher | None:

@@ -51,6 +51,16 @@ class EngineConfig:
         default=None,
         unit="json",
     )
+    kv_transfer_port: int | None = _setting(
+        "port, at --host, where other engines fetch the KV of prompts that were computed for them; 0 takes a free one",
+        default=None,
+    )
+    grpc_port: int | None = _setting("port of gRPC (engine.proto), at --host; 0 takes a free one", default=None)
+    lora: tuple[str, ...] = _setting(
+        "a LoRA adapter to load, a folder as PEFT saves it; may be given again", default=(), unit="name=path"
+    )
+    max_loras: int = _setting("adapters that one step may compute with; 0 is none", default=4)
+    max_lora_rank: int = _setting("largest rank of an adapter", default=64)
     exit_with_parent: bool = _setting("stop when standard input closes", default=False)
     log_level: str = _setting(
         "least level that is logged", default="info", choices=("debug", "info", "warning", "error")
@@ -68,10 +78,18 @@ class EngineConfig:
             )
         if not 0 < self.kv_cache_gib < float("inf"):
             raise ValueError(f"--kv-cache-gib must be above 0, not {self.kv_cache_gib}")
+        for entry in self.lora:
+            if not all(entry.partition("=")):
+                raise ValueError(f"--lora must be NAME=PATH, not {entry!r}")
+        for name, least in (("max_loras", 1 if self.lora else 0), ("max_lora_rank", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{_flag(name)} must be at least {least}, not {getattr(self, name)}")
         if not 0 <= self.host_kv_gib < float("inf"):
             raise ValueError(f"--host-kv-gib must be 0 or more, not {self.host_kv_gib}")
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"--port must be 0 to 65535, not {self.port}")
+        for name in ("port", "grpc_port", "kv_transfer_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port <= 65535:
+                raise ValueError(f"{_flag(name)} must be 0 to 65535, not {port}")
 
 
 def parse(arguments: Sequence[str]) -> EngineConfig:
@@ -103,6 +121,13 @@ class _Parser(argparse.ArgumentParser):
                 self.error(f"unknown flag {flag}" + (f"; did you mean {nearest[0]}?" if nearest else ", see --help"))
 
 
+class _Append(argparse.Action):
+    """A flag that may be given again: its values as a tuple."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, flag: str | None = None) -> None:
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest), value))
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -113,6 +138,10 @@ def _add_flag(parser: argparse.ArgumentParser, setting: "Field[Any]") -> None:
         parser.add_argument(_flag(setting.name), action="store_true", help=about)
         return
     is_required = setting.default is MISSING
+    if setting.default == ():
+        metavar = setting.metadata["unit"].upper()
+        parser.add_argument(_flag(setting.name), action=_Append, default=(), metavar=metavar, help=about)
+        return
     parser.add_argument(
         _flag(setting.name),
         type=_value_type(setting),

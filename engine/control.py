@@ -8,23 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic
 
-from engine.adapters import Adapter, AdapterError
+from engine.adapters import Adapter, AdapterError, ReadAdapter, Weights
 from engine.loop import EngineLoop
 
 SLEEP_LEVELS = (1, 2)
-
-Weights = TypeVar("Weights")
-
-
-@dataclass(frozen=True, slots=True)
-class ReadAdapter(Generic[Weights]):
-    """An adapter as it was read from disk. `digest` tells its weights from others of the same name."""
-
-    rank: int
-    digest: int
-    weights: Weights
 
 
 @dataclass(eq=False, slots=True)
@@ -44,10 +33,14 @@ class Control(Generic[Weights]):
     def is_asleep(self) -> bool:
         return self.engine.core.is_asleep
 
+    def load_before_start(self, name: str, path: str) -> Adapter:
+        """Before the engine steps. Raises AdapterError."""
+        self._check_name(name)
+        return self._add(name, path, self.read(Path(path)))
+
     async def load_adapter(self, name: str, path: str) -> Adapter:
         """Raises AdapterError; EngineError when stopped."""
-        if name in ("", self.model_id):
-            raise AdapterError("it is the model's own name" if name else "lora_name is empty")
+        self._check_name(name)
         async with self._changing:
             self.engine.core.scheduler.adapters.check_new(name)
             found = await asyncio.to_thread(self.read, Path(path))
@@ -69,6 +62,10 @@ class Control(Generic[Weights]):
         async with self._changing:
             await self.engine.call(self._awake)
 
+    def _check_name(self, name: str) -> None:
+        if name in ("", self.model_id):
+            raise AdapterError(f"lora_name {name!r} is the model's own" if name else "lora_name is empty")
+
     def _add(self, name: str, path: str, found: ReadAdapter[Weights]) -> Adapter:
         adapters = self.engine.core.scheduler.adapters
         adapter = Adapter(name, path, found.rank, found.digest, adapters.next_load())
@@ -81,8 +78,7 @@ class Control(Generic[Weights]):
         scheduler.pool.forget_adapter(scheduler.adapters.remove(name).load)
 
     def _fall_asleep(self, level: int) -> None:
-        if not self.is_asleep:
-            self.engine.core.sleep()
+        self.engine.core.sleep(level)
         self.sleep_runner(level)
 
     def _awake(self) -> None:

@@ -29,8 +29,12 @@ class EngineCore:
 
     scheduler: Scheduler
     stats: Stats = field(default_factory=Stats)
-    is_asleep: bool = False
+    sleep_level: int | None = None
     _texts: dict[str, TextStream] = field(default_factory=dict)
+
+    @property
+    def is_asleep(self) -> bool:
+        return self.sleep_level is not None
 
     @property
     def has_work(self) -> bool:
@@ -82,13 +86,14 @@ class EngineCore:
         """What came into the KV cache and went, for whoever set the pool's `records_changes`."""
         return self.scheduler.pool.take_changes()
 
-    def sleep(self) -> None:
-        """Nothing is computed until `wake`; all KV is lost. What is open is kept, and computed again."""
+    def sleep(self, level: int) -> None:
+        """Nothing is computed until `wake`; all KV is lost. What is open is kept, and computed again. The level, how
+        much the runner gives up, is only noted here."""
         self.scheduler.forget_kv()
-        self.is_asleep = True
+        self.sleep_level = level
 
     def wake(self) -> None:
-        self.is_asleep = False
+        self.sleep_level = None
 
     def num_steady_steps(self) -> int:
         """For how many steps from now each would compute the newest token of every running sequence, and nothing

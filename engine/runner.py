@@ -8,19 +8,24 @@ from dataclasses import dataclass
 import torch
 
 from engine.model.attention import Paging
+from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache, Span
+from engine.model.low_rank import Additions, Slots
 from engine.model.tiers import KVTiers
 from engine.sampler import sample
 from engine.sampling import Result
 from engine.scheduler import Batch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Runner:
-    model: Decoder
+    """`model` is None while its weights are not there; whoever took them away steps nothing then."""
+
+    model: Decoder | None
     cache: KVCache
     host_cache: KVCache | None = None
+    slots: Slots | None = None
 
     @property
     def tiers(self) -> KVTiers:
@@ -31,6 +36,8 @@ class Runner:
         """One entry for each chunk: what was chosen behind it, or None where the prompt goes on."""
         if batch.copies:
             self.tiers.copy(batch.copies)
+        model = self.model
+        assert model is not None, "the weights are not there"
         tokens: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
@@ -38,14 +45,31 @@ class Runner:
             tokens += chunk.sequence.tokens[chunk.start : chunk.end]
             positions += range(chunk.start, chunk.end)
             rows += range(len(tokens) - chunk.num_rows, len(tokens))
-        hidden = self.model.hidden(self._on_device(tokens), self._on_device(positions), self._paging(batch))
+        hidden = model.hidden(
+            torch.tensor(tokens, device=model.device),
+            torch.tensor(positions, device=model.device),
+            self._paging(batch, model.config),
+            self._deltas(batch),
+        )
         if not rows:
             return [None] * len(batch.chunks)
-        return sample(self.model.logits(hidden[self._on_device(rows)]), batch.chunks)
+        return sample(model.logits(hidden[torch.tensor(rows, device=model.device)]), batch.chunks)
 
-    def _paging(self, batch: Batch) -> Paging:
+    def _paging(self, batch: Batch, config: ModelConfig) -> Paging:
         spans = [Span(chunk.start, chunk.end, chunk.sequence.table) for chunk in batch.chunks]
-        return Paging.of(spans, self.cache, self.model.config.num_heads, self.model.config.windows)
+        return Paging.of(spans, self.cache, config.num_heads, config.windows)
 
-    def _on_device(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, device=self.model.device)
+    def _deltas(self, batch: Batch) -> Additions | None:
+        """What the adapters of the batch's sequences add; None if they have none."""
+        if self.slots is None:
+            return None
+        for placement in batch.placements:
+            self.slots.place(placement.slot, placement.adapter)
+        rows_of_slots: dict[int, list[int]] = {}
+        first = 0
+        for chunk in batch.chunks:
+            adapter = chunk.sequence.adapter
+            if adapter is not None and adapter.slot is not None:
+                rows_of_slots.setdefault(adapter.slot, []).extend(range(first, first + chunk.num_tokens))
+            first += chunk.num_tokens
+        return self.slots.additions(rows_of_slots, first)

@@ -27,7 +27,7 @@ class Histogram:
     bounds: tuple[float, ...]
     counts: list[int] = field(init=False)
     total: float = 0.0
-    _last: float = field(default=-1.0, init=False)
+    _last: float | None = field(default=None, init=False)
     _bucket: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -42,9 +42,24 @@ class Histogram:
 
 
 @dataclass(eq=False, slots=True)
+class TransferStats:
+    """KV from and for other engines; written on the event loop. Seconds are from asking to the last byte in place, or
+    from a question to the last byte sent."""
+
+    num_wanted_tokens: int = 0
+    num_fetched_tokens: int = 0
+    fetched_bytes: int = 0
+    fetched_s: float = 0.0
+    sent_bytes: int = 0
+    sent_s: float = 0.0
+    num_failures: int = 0
+
+
+@dataclass(eq=False, slots=True)
 class Stats:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     finished: Counter[FinishReason] = field(default_factory=Counter)
+    transfer: TransferStats = field(default_factory=TransferStats)
     first_token_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_BOUNDS_S))
     next_token_s: Histogram = field(default_factory=lambda: Histogram(_NEXT_TOKEN_BOUNDS_S))

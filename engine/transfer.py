@@ -10,11 +10,12 @@ adapter and salt: block ids are reused, and 64 bits of hash may collide.
 
 import asyncio
 import logging
+import socket
 import time
 from array import array
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ from msgspec import Struct
 
 from engine.loop import EngineError, EngineLoop
 from engine.prefixes import Prefix, Scope
+from engine.stats import TransferStats
 from pointsman.blockhash import block_hashes
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,8 @@ _MOST_FRAME_BYTES = 64 << 20
 # So much is read and sent in one go: a step between two of them is not held up.
 _GROUP_BYTES = 4 << 20
 _TIMEOUT_S = 30.0
+# Addresses that nobody can call.
+_EVERYWHERE = ("", "0.0.0.0", "::")
 
 
 class KvTransferParams(Struct, frozen=True, kw_only=True):
@@ -71,18 +75,6 @@ class _Reply(Struct, frozen=True):
     reason: str = ""
 
 
-@dataclass(eq=False, slots=True)
-class TransferStats:
-    """Written on the event loop. Seconds are from asking to the last byte in place, or from a question to it sent."""
-
-    num_fetched_tokens: int = 0
-    fetched_bytes: int = 0
-    fetched_s: float = 0.0
-    sent_bytes: int = 0
-    sent_s: float = 0.0
-    num_failures: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class KvMemory:
     """The bytes of blocks that are held: `read` and `write` block. `flush`, on the stepping thread, makes the copies
@@ -105,14 +97,18 @@ class KvTransfer:
     engine: EngineLoop
     memory: Callable[[], KvMemory]
     engine_id: str
-    stats: TransferStats = field(default_factory=TransferStats)
     host: str | None = None
     port: int | None = None
+
+    @property
+    def stats(self) -> TransferStats:
+        return self.engine.core.stats.transfer
 
     async def serve(self, host: str, port: int) -> asyncio.Server:
         """Raises OSError if the address cannot be had."""
         server = await asyncio.start_server(self._answer, host, port)
-        self.host, self.port = host, server.sockets[0].getsockname()[1]
+        self.host = socket.gethostname() if host in _EVERYWHERE else host
+        self.port = server.sockets[0].getsockname()[1]
         return server
 
     def check(self, params: KvTransferParams) -> None:
@@ -138,6 +134,7 @@ class KvTransfer:
     async def fetch(self, params: KvTransferParams, tokens: List[int], scope: Scope) -> int:
         """Gets what the cache lacks of the prompt; returns how many tokens it got. Only a cancel is raised."""
         start_s = time.monotonic()
+        self.stats.num_wanted_tokens += len(tokens)
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 num_blocks = await self._fetch(params, tokens, scope)

@@ -31,8 +31,8 @@ class Head:
         kind = f"{self.kind}.chunk" if self.kind == "chat.completion" else self.kind
         return b"data: " + msgspec.json.encode(self._body(kind, choices) | more) + b"\n\n"
 
-    def whole(self, choices: list[dict[str, Any]], used: dict[str, Any]) -> bytes:
-        return msgspec.json.encode(self._body(self.kind, choices) | {"usage": used})
+    def whole(self, choices: list[dict[str, Any]], used: dict[str, Any], **more: Any) -> bytes:
+        return msgspec.json.encode(self._body(self.kind, choices) | {"usage": used} | more)
 
     def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}

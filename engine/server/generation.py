@@ -7,6 +7,7 @@ are checked or answers shaped.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 
@@ -14,6 +15,7 @@ from engine.loop import EngineError, EngineLoop
 from engine.sequence import Output, Request
 from engine.server.answers import DONE, Choice, Head, usage
 from engine.server.errors import ApiError, bad_request
+from engine.server.handover import Handover
 from engine.structure import Structure
 from engine.text import TextStream
 
@@ -41,13 +43,16 @@ class Generation:
     head: Head
     prompts: Sequence[Sequence[Run]]
     wants_usage: bool = False
+    handover: Handover | None = None
 
     async def stream(self, http: web.Request, engine: EngineLoop) -> web.StreamResponse:
         """Raises ApiError for what fails before the first token; what fails later is told in the stream."""
         events = _Events(http, self.head)
         try:
-            await self._run(engine, events.take)
-            closing = self.head.event([], usage=self._usage()) if self.wants_usage else b""
+            more = await self._run(engine, events.take)
+            if self.wants_usage:
+                more["usage"] = self._usage()
+            closing = self.head.event([], **more) if more else b""
             await events.write(closing + DONE)
         except EngineError as error:
             if not events.response.prepared:
@@ -63,13 +68,22 @@ class Generation:
             run.choice.take(output)
 
         try:
-            await self._run(engine, take)
+            more = await self._run(engine, take)
         except EngineError as error:
             raise _translate(error) from None
         choices = [run.choice.whole() for runs in self.prompts for run in runs]
-        return web.Response(body=self.head.whole(choices, self._usage()), content_type="application/json")
+        return web.Response(body=self.head.whole(choices, self._usage(), **more), content_type="application/json")
 
-    async def _run(self, engine: EngineLoop, take: "_Take") -> None:
+    async def _run(self, engine: EngineLoop, take: "_Take") -> dict[str, Any]:
+        """What the answer says beside its choices."""
+        if self.handover is None:
+            await self._follow_all(engine, take)
+            return {}
+        await self.handover.before()
+        await self._follow_all(engine, take)
+        return await self.handover.after()
+
+    async def _follow_all(self, engine: EngineLoop, take: "_Take") -> None:
         if len(self.prompts) == len(self.prompts[0]) == 1:
             await _follow(engine, self.prompts[0][0], take)
             return

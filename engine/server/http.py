@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -16,18 +16,28 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from engine.adapters import Adapter
 from engine.config import BLOCK_SIZE
 from engine.grammar import Grammars
 from engine.loop import EngineLoop
 from engine.server.chats import Arrival, Planner
 from engine.server.errors import ApiError, Handler, bad_request, errors_as_json
 from engine.server.fields import decode
+from engine.server.generation import Generation
+from engine.server.handover import Handover
 from engine.server.metrics import EngineMetrics
-from engine.server.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from engine.server.openai import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
 from engine.server.options import Limits
 from engine.server.prompts import Prompts
 from engine.server.tools import ToolFormat, format_of
 from engine.tokenizer import Tokenizer
+from engine.transfer import KvTransfer
 
 MAX_BODY_BYTES = 32 << 20
 _SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -44,6 +54,7 @@ class Service:
     root: str
     vocab_size: int
     max_model_len: int
+    transfer: KvTransfer | None = None
     tool_format: ToolFormat | None = None
     started_s: int = field(default_factory=lambda: int(time.time()))
     planner: Planner = field(init=False)
@@ -85,20 +96,22 @@ class Service:
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
         asked = decode(await http.read(), ChatRequest)
-        generation = await self.planner.chat(asked, self._arrival(asked.model))
+        generation = self._handing_over(await self.planner.chat(asked, self._arrival(asked.model)), asked)
         return await (generation.stream(http, self.engine) if asked.stream else generation.whole(self.engine))
 
     async def complete(self, http: web.Request) -> web.StreamResponse:
         asked = decode(await http.read(), CompletionRequest)
-        generation = await self.planner.completion(asked, self._arrival(asked.model))
+        generation = self._handing_over(await self.planner.completion(asked, self._arrival(asked.model)), asked)
         return await (generation.stream(http, self.engine) if asked.stream else generation.whole(self.engine))
 
     async def models(self, http: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [self._described_model()]})
+        adapters = [self._described_adapter(adapter) for adapter in self.engine.core.scheduler.adapters]
+        return web.json_response({"object": "list", "data": [self._described_model(), *adapters]})
 
     async def model(self, http: web.Request) -> web.Response:
-        self._check_model(http.match_info["id"])
-        return web.json_response(self._described_model())
+        adapter = self._adapter(http.match_info["id"])
+        described = self._described_model() if adapter is None else self._described_adapter(adapter)
+        return web.json_response(described)
 
     async def tokenize(self, http: web.Request) -> web.Response:
         asked = decode(await http.read(), TokenizeRequest)
@@ -127,17 +140,34 @@ class Service:
         return web.json_response({"version": version("pointsman")})
 
     def _arrival(self, model_id: str) -> Arrival:
-        self._check_model(model_id)
-        return Arrival(self.engine.clock())
+        adapter = self._adapter(model_id)
+        return Arrival(self.engine.clock(), None if adapter is None else adapter.name)
 
-    def _check_model(self, model_id: str) -> None:
-        if model_id != self.model_id:
-            raise ApiError(
-                404,
-                f"the model {model_id} does not exist; this engine serves {self.model_id}",
-                param="model",
-                code="model_not_found",
-            )
+    def _adapter(self, model_id: str) -> Adapter | None:
+        """None for the model itself. Raises ApiError (404) for what is not served."""
+        if model_id == self.model_id:
+            return None
+        adapters = self.engine.core.scheduler.adapters
+        if model_id in adapters:
+            return adapters.find(model_id)
+        served = ", ".join([self.model_id, *(adapter.name for adapter in adapters)])
+        raise ApiError(
+            404,
+            f"the model {model_id} does not exist; this engine serves {served}",
+            param="model",
+            code="model_not_found",
+        )
+
+    def _handing_over(self, generation: Generation, asked: GenerationRequest) -> Generation:
+        """With what its `kv_transfer_params` ask for."""
+        params = asked.kv_transfer_params
+        if params is None or not (params.do_remote_decode or params.do_remote_prefill):
+            return generation
+        if self.transfer is None:
+            raise bad_request("kv_transfer_params: this engine moves no KV", "kv_transfer_params")
+        if len(generation.prompts) > 1:
+            raise bad_request("kv_transfer_params needs a single prompt", "kv_transfer_params")
+        return replace(generation, handover=Handover(self.transfer, params, generation.prompts[0][0].request))
 
     def _described_model(self) -> dict[str, Any]:
         return {
@@ -149,6 +179,9 @@ class Service:
             "parent": None,
             "max_model_len": self.max_model_len,
         }
+
+    def _described_adapter(self, adapter: Adapter) -> dict[str, Any]:
+        return self._described_model() | {"id": adapter.name, "root": adapter.path, "parent": self.model_id}
 
     def _described(self) -> bytes:
         facts = {"model": self.model_id, "block_size": BLOCK_SIZE, "max_model_len": self.max_model_len}

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from engine.server.errors import bad_request
+from engine.transfer import KvTransferParams
 
 MAX_TOP_LOGPROBS = 20
 MAX_PROMPTS = 1024
@@ -87,6 +88,7 @@ class GenerationFields(Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: _Choices | None = None
     guided_grammar: str | None = None
+    kv_transfer_params: KvTransferParams | None = None
 
     @property
     def wants_usage(self) -> bool:

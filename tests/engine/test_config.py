@@ -34,15 +34,25 @@ def test_each_setting_is_a_flag_of_its_own_type() -> None:
         kv_cache_gib=0.25,
         host_kv_gib=0.125,
         kv_events_config="{}",
+        kv_transfer_port=6,
+        grpc_port=7,
+        lora=("blue=/adapters/blue",),
+        max_loras=8,
+        max_lora_rank=9,
         exit_with_parent=True,
         log_level="error",
     )
     flags = []
     for setting in fields(EngineConfig):
         flags.append(f"--{setting.name.replace('_', '-')}")
+        value = getattr(given, setting.name)
         if setting.type is not bool:
-            flags.append(str(getattr(given, setting.name)))
+            flags.append(value[0] if isinstance(value, tuple) else str(value))
     assert parse(flags) == given
+
+
+def test_adapters_are_named_one_by_one() -> None:
+    assert parse(["--model", "m", "--lora", "a=/a", "--lora", "b=/b=c"]).lora == ("a=/a", "b=/b=c")
 
 
 def test_the_help_explains_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +78,11 @@ def test_a_misspelt_flag_suggests_the_nearest(capsys: pytest.CaptureFixture[str]
         (["--max-model-len", "-1"], "--max-model-len must be at least 1"),
         (["--kv-cache-gib", "0"], "--kv-cache-gib must be above 0"),
         (["--kv-cache-gib", "nan"], "--kv-cache-gib must be above 0"),
+        (["--lora", "blue"], "--lora must be NAME=PATH, not 'blue'"),
+        (["--lora", "=/blue"], "--lora must be NAME=PATH"),
+        (["--lora", "a=/a", "--max-loras", "0"], "--max-loras must be at least 1"),
+        (["--max-lora-rank", "0"], "--max-lora-rank must be at least 1"),
+        (["--grpc-port", "-1"], "--grpc-port must be 0 to 65535"),
         (["--host-kv-gib", "-1"], "--host-kv-gib must be 0 or more"),
         (["--max-num-seqs", "600"], "--max-num-batched-tokens (256) must be at least --max-num-seqs (600)"),
     ],

@@ -142,7 +142,7 @@ def test_asleep_it_computes_nothing_and_awake_it_goes_on_where_it_was() -> None:
     engine = core()
     engine.add(request((1, 2), max_tokens=4))
     outputs = step(engine)
-    engine.sleep()
+    engine.sleep(1)
     assert not engine.has_work
     assert repr(engine.scheduler) == "<Scheduler 0 running 1 waiting <BlockPool 64 free 0 used 0 cached>>"
     engine.wake()

@@ -198,7 +198,7 @@ async def test_an_id_that_is_open_is_not_taken_twice(steps: Steps) -> None:
 
 async def test_asleep_it_takes_nothing_and_says_how_to_wake_it(steps: Steps) -> None:
     async with running(steps) as engine:
-        await engine.call(engine.core.sleep)
+        await engine.call(partial(engine.core.sleep, 1))
         with pytest.raises(EngineError, match="POST /wake_up"):
             engine.submit(request())
         await engine.call(engine.core.wake)
@@ -218,5 +218,5 @@ async def test_listeners_are_told_what_each_step_and_each_call_changed(steps: St
         (stored,) = await asyncio.to_thread(told.get, timeout=10)
         assert isinstance(stored, Stored)
         assert len(stored.prefixes) == 2
-        await engine.call(engine.core.sleep)
+        await engine.call(partial(engine.core.sleep, 1))
         assert await asyncio.to_thread(told.get, timeout=10) == [Cleared()]

@@ -13,8 +13,8 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
-from engine.adapters import Adapter, AdapterError
-from engine.control import Control, ReadAdapter
+from engine.adapters import Adapter, AdapterError, ReadAdapter
+from engine.control import Control
 from engine.loop import EngineLoop
 from engine.server.grpc import SERVICE, EngineService, grpc_port
 from engine.server.http import Service
