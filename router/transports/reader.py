@@ -102,7 +102,8 @@ class RequestReader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._resume_after_upgrade(data, upgrade.args[0])
+            if not self._is_broken:
+                self._resume_after_upgrade(data, upgrade.args[0])
         except httptools.HttpParserError as error:
             self._refuse(InvalidRequest(f"The request is not valid HTTP: {error}."))
         if self.is_mid_message and self._overhead_bytes > MAX_HEAD_BYTES:

@@ -19,8 +19,8 @@ with atheris.instrument_imports(include=["h11", "router.heads", "router.transpor
     from router.heads import KnownHeads, RequestHead, learn_request
     from router.transports.reader import Message, RequestReader
 
-from tests.router.transports.pipelines import split
-from tests.router.transports.test_reader import BODIES, CHUNKED, H2C, NEXT, POST, SMUGGLING
+from tests.router.transports.pipelines import NEXT, split
+from tests.router.transports.test_reader import BODIES, CHUNKED, H2C, POST, SMUGGLING
 
 MAX_BODY_BYTES = 1000
 MAX_INPUT_BYTES = 700
