@@ -1,4 +1,5 @@
-"""`python -m loadtest.micro prefix [TOKENIZER]`: microseconds of the router's synchronous cores, one call at a time.
+"""`python -m loadtest.micro prefix [TOKENIZER]`: microseconds of the router's synchronous cores, one call at a time;
+`... events` and `... index` are in `micro_caches.py`.
 
 Imports the cores and calls them as a router does. Knows nothing of sockets and runs nothing beside them. TOKENIZER is a
 tokenizer.json, a folder with one, or a file with what an engine serves at /pointsman/tokenizer; without it, the
@@ -22,7 +23,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.decisions import measure_decisions, print_decisions
 from loadtest.errors import LoadError, UsageError
+from loadtest.micro_caches import measure_events, measure_index, print_rows
 from loadtest.words import WORDS
 from router.core import Pool, Prompt, Request, Surface
 from router.prefix.index import BlockIndex
@@ -105,14 +108,21 @@ class Bench:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table of one core; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.micro", description="Microseconds of the router's cores.")
-    parser.add_argument("core", choices=["prefix"])
+    parser.add_argument("core", choices=["prefix", "events", "index", "decision"])
     parser.add_argument("tokenizer", type=Path, nargs="?", help=f"default: that of {_MODEL}")
     parser.add_argument("--rounds", type=int, default=5, help="how often each body is sent; default 5")
     flags = parser.parse_args(argv)
     try:
         if flags.rounds < 1:
             raise UsageError(f"--rounds: must be at least 1, not {flags.rounds}")
-        print_table(measure_prefix(load_source(flags.tokenizer), flags.rounds))
+        if flags.core == "prefix":
+            print_table(measure_prefix(load_source(flags.tokenizer), flags.rounds))
+        elif flags.core == "decision":
+            print_decisions(measure_decisions())
+        elif flags.core == "events":
+            print_rows("events: KV blocks that replicas tell of", measure_events())
+        else:
+            print_rows("index: who holds which blocks", measure_index())
     except LoadError as error:
         print(f"loadtest.micro: {error}", file=sys.stderr)
         return error.exit_code

@@ -27,8 +27,8 @@ RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # What the streets may import of each other.
 NEIGHBOURS = {"router": {"pointsman"}, "engine": {"pointsman"}, "loadtest": {"pointsman"}, "pointsman": set[str]()}
 # Load tools that step the router's synchronous cores themselves; all else in `loadtest` speaks over the wire.
-WITH_ROUTER_CORES = {Path("loadtest/micro.py")}
-ROUTER_CORES = {"core", "admission", "prefix", "replicas", "routing"}
+WITH_ROUTER_CORES = {Path("loadtest/micro.py"), Path("loadtest/micro_caches.py")}
+ROUTER_CORES = {"core", "admission", "prefix", "replicas", "routing", "workers"}
 # The simulator steps the engine's torch-free files as well, and what the router's composition root puts together.
 SIMULATOR = Path("loadtest/simulator")
 SIMULATED = ROUTER_CORES | {"errors", "placement", "plugins", "ports"}
