@@ -31,6 +31,7 @@ class Fleet:
     process: "subprocess.Popen[str]"
     url: str
     admin_url: str
+    grpc_address: str
     lines: "queue.Queue[str | None]"
 
     def engines(self) -> list[psutil.Process]:
@@ -65,8 +66,13 @@ class Fleet:
 @contextmanager
 def running(command: list[str], until: str = "Ctrl-C stops all of it", **environment: str) -> Iterator[Fleet]:
     """Start it, wait for a line that says that it serves, and stop it at the end."""
-    port, admin_port = free_ports(2)
-    ports = {"POINTSMAN_PORT": str(port), "POINTSMAN_ADMIN_PORT": str(admin_port)}
+    port, admin_port, grpc_port = free_ports(3)
+    ports = {
+        "POINTSMAN_PORT": str(port),
+        "POINTSMAN_ADMIN_PORT": str(admin_port),
+        "POINTSMAN_GRPC": "true",
+        "POINTSMAN_GRPC_PORT": str(grpc_port),
+    }
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -80,7 +86,8 @@ def running(command: list[str], until: str = "Ctrl-C stops all of it", **environ
     lines: queue.Queue[str | None] = queue.Queue()
     reader = threading.Thread(target=_pump, args=(process, lines))
     reader.start()
-    fleet = Fleet(process, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}", lines)
+    http, grpc = (f"http://127.0.0.1:{each}" for each in (port, admin_port)), f"127.0.0.1:{grpc_port}"
+    fleet = Fleet(process, *http, grpc, lines)
     try:
         fleet.wait_line(until, timeout_s=240.0)
         yield fleet
