@@ -32,14 +32,17 @@ from engine.model.kv_cache import KVCache, bytes_per_block
 from engine.model.loader import load
 from engine.model.low_rank import Slots
 from engine.model.placement import device_named, dtype_named, use_threads
+from engine.model.pooling_files import read_pooling
 from engine.model.residence import Residence
 from engine.model.weights import weight_shapes
 from engine.runner import Runner
+from engine.sampling import Pooling
 from engine.scheduler import Scheduler
 from engine.server.events import EventsError, KvEventPublisher, KvEventsConfig
 from engine.server.grpc import EngineService, grpc_port
 from engine.server.http import Service
 from engine.server.operator import Operator
+from engine.server.tools import ToolFormat
 from engine.tokenizer import Tokenizer
 from engine.transfer import KvMemory, KvTransfer
 
@@ -124,12 +127,15 @@ def build(config: EngineConfig) -> Parts:
     transfer = KvTransfer(engine, kv_memory, engine_id=uuid.uuid4().hex)
     service = Service(
         engine=engine,
-        tokenizer=Tokenizer.load(path),
+        tokenizer=Tokenizer.load(path, _chat_template(config)),
         model_id=model_id,
         root=config.model,
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
         transfer=transfer,
+        tool_format=None if config.tool_call_format == "auto" else ToolFormat(config.tool_call_format),
+        pooling=_pooling(config, path),
+        vector_size=model.hidden_size,
     )
     numbers = f"{str(dtype).removeprefix('torch.')}, {num_blocks} KV blocks, context {max_model_len}"
     return Parts(config, service, control, transfer, events, f"{model_id} on {device}, {numbers}")
@@ -203,6 +209,14 @@ def _model_path(model: str) -> Path:
     if model in MODELS:
         return fetch(model)
     raise StartError(f"there is no model at {model}; give a .gguf file, a folder, or one of {', '.join(MODELS)}")
+
+
+def _chat_template(config: EngineConfig) -> str | None:
+    return None if config.chat_template is None else Path(config.chat_template).read_text(encoding="utf-8")
+
+
+def _pooling(config: EngineConfig, path: Path) -> Pooling:
+    return (read_pooling(path) or Pooling.LAST) if config.pooling == "auto" else Pooling(config.pooling)
 
 
 def _model_id(model: str) -> str:

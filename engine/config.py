@@ -61,6 +61,17 @@ class EngineConfig:
     )
     max_loras: int = _setting("adapters that one step may compute with; 0 is none", default=4)
     max_lora_rank: int = _setting("largest rank of an adapter", default=64)
+    chat_template: str | None = _setting("a file with the chat template; if unset, the model's own", default=None)
+    tool_call_format: str = _setting(
+        "how the model writes tool calls; auto is what its chat template tells",
+        default="auto",
+        choices=("auto", "hermes", "llama3"),
+    )
+    pooling: str = _setting(
+        "how /v1/embeddings makes one vector of hidden states; auto is what the model's folder tells, else last",
+        default="auto",
+        choices=("auto", "mean", "last"),
+    )
     exit_with_parent: bool = _setting("stop when standard input closes", default=False)
     log_level: str = _setting(
         "least level that is logged", default="info", choices=("debug", "info", "warning", "error")

@@ -15,7 +15,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from engine.prefixes import Change
-from engine.sampling import Result, Sampled, TokenLogprobs
+from engine.sampling import Pooled, Pooling, Result, Sampled, TokenLogprobs
 from engine.scheduler import Batch, Chunk, Scheduler
 from engine.sequence import FinishReason, Output, Request, Sequence
 from engine.stats import Stats
@@ -65,6 +65,8 @@ class EngineCore:
             computed(chunk)
             if isinstance(result, int):
                 outputs.append(self._append(chunk.sequence, result, now_s))
+            elif isinstance(result, Pooled):
+                outputs += self._pool(chunk, result)
             elif result is not None:
                 outputs += self._take(chunk, result, now_s)
         return outputs
@@ -129,6 +131,17 @@ class EngineCore:
             yield replace(
                 self._append(sequence, token, now_s), logprobs=sampled.logprobs, prompt_logprobs=_told_once(sequence)
             )
+
+    def _pool(self, chunk: Chunk, pooled: Pooled) -> Iterator[Output]:
+        sequence, pooling = chunk.sequence, chunk.sequence.request.pooling
+        # A preempted prefill begins again.
+        is_added = pooling is Pooling.MEAN and chunk.start > 0
+        sequence.vector = sequence.vector + pooled.vector if is_added else pooled.vector
+        if chunk.ends:
+            vector = sequence.vector / len(sequence.tokens) if pooling is Pooling.MEAN else sequence.vector
+            self.stats.num_prompt_tokens += len(sequence.tokens)
+            self._finish(sequence, FinishReason.STOP)
+            yield replace(_output(sequence, (), ""), vector=vector)
 
     def _append(self, sequence: Sequence, token: int, now_s: float) -> Output:
         request = sequence.request

@@ -13,6 +13,7 @@ from engine.model.decoder import Decoder
 from engine.model.kv_cache import KVCache, Span
 from engine.model.low_rank import Additions, Slots
 from engine.model.tiers import KVTiers
+from engine.pooling import pool
 from engine.sampler import sample
 from engine.sampling import Result
 from engine.scheduler import Batch
@@ -51,9 +52,12 @@ class Runner:
             self._paging(batch, model.config),
             self._deltas(batch),
         )
-        if not rows:
-            return [None] * len(batch.chunks)
-        return sample(model.logits(hidden[torch.tensor(rows, device=model.device)]), batch.chunks)
+        results: list[Result] = [None] * len(batch.chunks)
+        if rows:
+            results = sample(model.logits(hidden[torch.tensor(rows, device=model.device)]), batch.chunks)
+        if any(chunk.sequence.request.pooling for chunk in batch.chunks):
+            pool(hidden, batch.chunks, results)
+        return results
 
     def _paging(self, batch: Batch, config: ModelConfig) -> Paging:
         spans = [Span(chunk.start, chunk.end, chunk.sequence.table) for chunk in batch.chunks]

@@ -29,16 +29,14 @@ def sample(logits: Tensor, chunks: List[Chunk]) -> list[Result]:
     """[rows, vocabulary] float32 logits, `num_rows` of each chunk in order -> what was chosen behind each chunk: a
     token id, a Sampled where more was asked for, None where the prompt goes on. May change `logits`."""
     if all(chunk.sequence.is_plain for chunk in chunks if chunk.num_rows):
-        chosen = iter(logits.argmax(dim=-1).tolist())
-        return [next(chosen) if chunk.num_rows else None for chunk in chunks]
+        tokens = iter(logits.argmax(dim=-1).tolist())
+        return [next(tokens) if chunk.num_rows else None for chunk in chunks]
     told = _prompt_logprobs(logits, chunks)
     if told:
         logits = logits[_on(logits, _last_rows(chunks))]
     sampled = iter(_sample_rows(logits, [chunk for chunk in chunks if chunk.samples]))
-    results: list[Result] = [next(sampled) if chunk.samples else None for chunk in chunks]
-    for index, logprobs in told.items():
-        results[index] = _with_prompt(results[index], logprobs)
-    return results
+    chosen = [next(sampled) if chunk.samples else None for chunk in chunks]
+    return [_with_prompt(each, told[index]) if index in told else each for index, each in enumerate(chosen)]
 
 
 def _prompt_logprobs(logits: Tensor, chunks: List[Chunk]) -> dict[int, tuple[TokenLogprobs, ...]]:
@@ -63,14 +61,16 @@ def _last_rows(chunks: List[Chunk]) -> list[int]:
     return rows
 
 
-def _with_prompt(result: Result, logprobs: tuple[TokenLogprobs, ...]) -> Sampled:
+def _with_prompt(result: Sampled | int | None, logprobs: tuple[TokenLogprobs, ...]) -> Sampled:
     if isinstance(result, Sampled):
         return Sampled(result.token_ids, result.logprobs, logprobs)
     return Sampled(() if result is None else (result,), (), logprobs)
 
 
 def _sample_rows(logits: Tensor, chunks: List[Chunk]) -> Iterator[Sampled | int]:
-    """One row for each chunk."""
+    """One row for each chunk, if there is any."""
+    if not chunks:
+        return
     rows = [Row(chunk.sequence, chunk.sequence.num_output_tokens) for chunk in chunks]
     samplings = [row.sequence.request.sampling for row in rows]
     telling = [index for index, sampling in enumerate(samplings) if sampling.num_top_logprobs is not None]
@@ -187,7 +187,7 @@ def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _on(like: Tensor, values: List[int]) -> Tensor:
-    return torch.tensor(values, device=like.device)
+    return torch.tensor(values, dtype=torch.int64, device=like.device)
 
 
 def _column(values: List[float], like: Tensor) -> Tensor:

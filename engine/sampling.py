@@ -1,9 +1,11 @@
-"""How one request wants its tokens chosen (Sampling), and what was chosen (Sampled): values only.
+"""How one request wants its tokens chosen (Sampling) or its states pooled (Pooling), and what came of it: values only.
 
 Knows what can be asked for. Must not know how tokens are chosen, tensors, text or HTTP.
 """
 
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,5 +69,19 @@ class Sampled:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-Result = Sampled | int | None
+class Pooling(Enum):
+    """How the final hidden states of a prompt become one vector: their mean, or the last one."""
+
+    MEAN = "mean"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """What a chunk adds to its prompt's vector: an array [hidden], float32, of the sum or of the last state."""
+
+    vector: Any
+
+
+Result = Sampled | Pooled | int | None
 """What a step gave one chunk: a token id where nothing else was asked for; None where the prompt goes on."""

@@ -37,6 +37,11 @@ class Chunk(Struct, frozen=True, gc=False):
 
     @property
     def samples(self) -> bool:
+        return self.ends and self.sequence.request.pooling is None
+
+    @property
+    def ends(self) -> bool:
+        """Nothing known is left to compute behind it."""
         return self.end == len(self.sequence.tokens)
 
     @property
@@ -293,7 +298,10 @@ class Scheduler:
         return self.pool.shortage(self._match(sequence), self.pool.blocks_for(len(sequence.tokens)))
 
     def _match(self, sequence: Sequence) -> list[Prefix]:
-        """The cached prefix. The last token is always computed: sampling needs its hidden state."""
+        """The cached prefix. The last token is always computed: sampling needs its hidden state; and so are all, where
+        what is asked for is made of all."""
+        if sequence.needs_all_states:
+            return []
         num_blocks = (len(sequence.tokens) - 1) // self.pool.block_size
         hashes = sequence.hashes(num_blocks, self.pool.block_size)
         return self.pool.match(hashes, sequence.tokens, sequence.scope)

@@ -6,13 +6,13 @@ Knows tokens, states and why a sequence ends. Must not know the block pool, tens
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from engine.adapters import Adapter
 from engine.prefixes import NO_SCOPE, Scope
-from engine.sampling import Sampling, TokenLogprobs
+from engine.sampling import Pooling, Sampling, TokenLogprobs
 from pointsman.blockhash import block_hashes
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`priority`: lower is earlier. `arrived_s` is on the engine's clock. KV is shared only under one `salt` and one
-    `adapter`, the name of a loaded one."""
+    """With `pooling`, no token is wanted, but a vector of the prompt. `priority`: lower is earlier. `arrived_s` is on
+    the engine's clock. KV is shared only under one `salt` and one `adapter`, the name of a loaded one."""
 
     id: str
     prompt: tuple[int, ...]
@@ -55,12 +55,13 @@ class Request:
     priority: int = 0
     salt: str | None = None
     adapter: str | None = None
+    pooling: Pooling | None = None
 
 
 class Output(Struct, frozen=True, gc=False):
     """What one step gave one request. `stop_reason` is the stop string or stop token id that was met. `logprobs` has
     an entry for each token, if they were asked for; `prompt_logprobs` comes once, with the first token, and has one
-    for each token of the prompt but the first."""
+    for each token of the prompt but the first. `vector` is what pooling gave, an array [hidden] of float32."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -72,6 +73,7 @@ class Output(Struct, frozen=True, gc=False):
     error: str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    vector: Any = None
 
 
 @dataclass(eq=False, slots=True)
@@ -81,7 +83,8 @@ class Sequence:
     `order` is (priority, arrival number); a preempted sequence keeps it. `table` lists KV blocks in order.
     `num_cached_tokens` is the prefix hit of the first admission, None before it. `num_uncached_tokens` is what a
     waiting sequence would have had to compute when it was queued. `seen` belongs to penalties; `structure` is what
-    the output must keep to. `num_overtaken` counts those that ran before it because it lacked an adapter's slot.
+    the output must keep to; `vector` is what has been pooled so far. `num_overtaken` counts those that ran before it
+    because it lacked an adapter's slot.
     """
 
     request: Request
@@ -100,6 +103,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     seen: "SeenTokens | None" = None
     structure: "Structure | None" = None
+    vector: Any = None
     _hashes: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -119,6 +123,11 @@ class Sequence:
     def is_telling_prompt(self) -> bool:
         """The logprobs of the prompt are still to be told."""
         return self.request.sampling.wants_prompt_logprobs and self.num_output_tokens == 0
+
+    @property
+    def needs_all_states(self) -> bool:
+        """What is wanted is made of every token of the prompt, so that none may be taken from a cache."""
+        return self.is_telling_prompt or self.request.pooling is Pooling.MEAN
 
     @property
     def num_uncomputed(self) -> int:

@@ -19,17 +19,16 @@ Mask: TypeAlias = NDArray[np.int32]
 
 @dataclass(eq=False, slots=True)
 class Structure:
-    """Accepts one token at a time, in the order of the output; asked for a mask only between two of them."""
+    """Accepts one token at a time, in the order of the output; asked for a mask only between two of them.
+
+    `is_complete`: nothing but the end can follow.
+    """
 
     matcher: llguidance.LLMatcher
     num_words: int
     executor: Executor
+    is_complete: bool = False
     _next: "Future[Mask] | None" = None
-
-    @property
-    def is_complete(self) -> bool:
-        """Nothing but the end can follow."""
-        return self.matcher.is_stopped()
 
     def copy(self) -> "Structure":
         """One of its own for another output, from the beginning: call it before the first token."""
@@ -43,6 +42,8 @@ class Structure:
         """False if the token is not allowed here."""
         is_allowed = self.matcher.consume_token(token_id)
         self._next = None
+        # Asked now: from here on the matcher is the thread's.
+        self.is_complete = self.matcher.is_stopped()
         if is_allowed and not self.is_complete:
             self._begin()
         return is_allowed

@@ -50,14 +50,14 @@ class Tokenizer:
         self._bytes_of = TokenBytes(self._tokenizer, _piece_reader(description))
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """From a .gguf file, a folder with tokenizer.json, or a folder with exactly one .gguf.
-        Raises ModelError naming what is missing or not supported."""
+    def load(cls, path: Path, chat_template: str | None = None) -> Self:
+        """From a .gguf file, a folder with tokenizer.json, or a folder with exactly one .gguf. `chat_template` takes
+        the place of the model's own. Raises ModelError naming what is missing or not supported."""
         gguf = find_gguf(path)
         files = read_folder(path) if gguf is None else read_gguf(GgufFile.open(gguf).metadata)
         special = {"bos_token": files.bos_token, "eos_token": files.eos_token}
         variables = {name: token for name, token in special.items() if token is not None}
-        template = files.chat_template
+        template = files.chat_template if chat_template is None else chat_template
         try:
             chat = None if template is None else ChatTemplate(template, variables)
         except TemplateSourceError as error:

@@ -14,10 +14,11 @@ GENERATED = Path("proto/pointsman/v1")
 # Each layer of the router imports only what stands before it, or its own; rooms never import rooms.
 LAYERS = [
     {"core"},
-    {"ports", "errors", "errand", "config", "plugins", "openai", "headers", "heads", "retries", "telemetry"},
+    {"ports", "errors", "errand", "config", "plugins", "openai", "headers", "heads", "retries", "store", "telemetry"},
     {"admission", "routing", "prefix", "replicas", "upstream"},
     {"proxy", "relay", "placement", "workers"},
     {"transports"},
+    {"commons"},
     {"app", "listening", "pages"},
     {"child", "processes", "supervisor", "company"},
     {"cli", "up", "engines", "chat", "admin", "keycommands", "__main__"},
@@ -32,7 +33,10 @@ ROUTER_CORES = {"core", "admission", "prefix", "replicas", "routing", "workers"}
 # The simulator steps the engine's torch-free files as well, and what the router's composition root puts together.
 SIMULATOR = Path("loadtest/simulator")
 SIMULATED = ROUTER_CORES | {"errors", "placement", "plugins", "ports"}
-WITH_TORCH = ("engine/runner.py", "engine/sampler.py", "engine/lora.py", "engine/model/")
+WITH_TORCH = (
+    *("engine/runner.py", "engine/sampler.py", "engine/logits.py", "engine/pooling.py", "engine/lora.py"),
+    "engine/model/",
+)
 
 MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 60

@@ -16,6 +16,7 @@ from engine.sequence import Output, Request
 from engine.server.answers import DONE, Choice, Head, usage
 from engine.server.errors import ApiError, bad_request
 from engine.server.handover import Handover
+from engine.server.side_by_side import side_by_side
 from engine.structure import Structure
 from engine.text import TextStream
 
@@ -56,8 +57,8 @@ class Generation:
             await events.write(closing + DONE)
         except EngineError as error:
             if not events.response.prepared:
-                raise _translate(error) from None
-            await events.write(b"data: " + _translate(error).body() + b"\n\n" + DONE)
+                raise translate(error) from None
+            await events.write(b"data: " + translate(error).body() + b"\n\n" + DONE)
         await events.response.write_eof()
         return events.response
 
@@ -70,7 +71,7 @@ class Generation:
         try:
             more = await self._run(engine, take)
         except EngineError as error:
-            raise _translate(error) from None
+            raise translate(error) from None
         choices = [run.choice.whole() for runs in self.prompts for run in runs]
         return web.Response(body=self.head.whole(choices, self._usage(), **more), content_type="application/json")
 
@@ -87,16 +88,12 @@ class Generation:
         if len(self.prompts) == len(self.prompts[0]) == 1:
             await _follow(engine, self.prompts[0][0], take)
             return
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for runs in self.prompts:
-                    is_computed = asyncio.Event()
-                    tasks.create_task(_follow(engine, runs[0], take, then=is_computed))
-                    for run in runs[1:]:
-                        tasks.create_task(_follow(engine, run, take, after=is_computed))
-        except ExceptionGroup as group:
-            # One failure cancels the rest.
-            raise group.exceptions[0] from None
+        following = []
+        for runs in self.prompts:
+            is_computed = asyncio.Event()
+            following.append(_follow(engine, runs[0], take, then=is_computed))
+            following += [_follow(engine, run, take, after=is_computed) for run in runs[1:]]
+        await side_by_side(following)
 
     def _usage(self) -> dict[str, object]:
         sizes = [len(runs[0].request.prompt) for runs in self.prompts]
@@ -150,5 +147,6 @@ class _Events:
             await self.response.write(events)
 
 
-def _translate(error: EngineError) -> ApiError:
+def translate(error: EngineError) -> ApiError:
+    """As a client is told of it."""
     return ApiError(503 if error.is_stopped else 500, str(error))

@@ -20,7 +20,9 @@ from engine.adapters import Adapter
 from engine.config import BLOCK_SIZE
 from engine.grammar import Grammars
 from engine.loop import EngineLoop
+from engine.sampling import Pooling
 from engine.server.chats import Arrival, Planner
+from engine.server.embeddings import Embedder
 from engine.server.errors import ApiError, Handler, bad_request, errors_as_json
 from engine.server.fields import decode
 from engine.server.generation import Generation
@@ -30,6 +32,7 @@ from engine.server.openai import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     GenerationRequest,
     TokenizeRequest,
 )
@@ -46,7 +49,7 @@ _SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 @dataclass(frozen=True, slots=True)
 class Service:
     """What the routes serve. `root` says where the model came from; `max_model_len` is in tokens. `tool_format` None
-    is what the chat template tells."""
+    is what the chat template tells. `vector_size` is the number of a hidden state's dimensions."""
 
     engine: EngineLoop
     tokenizer: Tokenizer
@@ -56,8 +59,11 @@ class Service:
     max_model_len: int
     transfer: KvTransfer | None = None
     tool_format: ToolFormat | None = None
+    pooling: Pooling = Pooling.LAST
+    vector_size: int | None = None
     started_s: int = field(default_factory=lambda: int(time.time()))
     planner: Planner = field(init=False)
+    embedder: Embedder = field(init=False)
 
     def __post_init__(self) -> None:
         planner = Planner(
@@ -72,7 +78,9 @@ class Service:
             ),
             tool_format=self.tool_format or format_of(self.tokenizer.chat_template),
         )
+        embedder = Embedder(self.engine, planner.prompts, self.pooling, self.max_model_len, self.vector_size)
         object.__setattr__(self, "planner", planner)
+        object.__setattr__(self, "embedder", embedder)
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[errors_as_json], client_max_size=MAX_BODY_BYTES)
@@ -81,6 +89,7 @@ class Service:
             [
                 web.post("/v1/chat/completions", self.chat),
                 web.post("/v1/completions", self.complete),
+                web.post("/v1/embeddings", self.embed),
                 web.get("/v1/models", self.models),
                 web.get("/v1/models/{id:.+}", self.model),
                 web.post("/tokenize", self.tokenize),
@@ -103,6 +112,11 @@ class Service:
         asked = decode(await http.read(), CompletionRequest)
         generation = self._handing_over(await self.planner.completion(asked, self._arrival(asked.model)), asked)
         return await (generation.stream(http, self.engine) if asked.stream else generation.whole(self.engine))
+
+    async def embed(self, http: web.Request) -> web.Response:
+        asked = decode(await http.read(), EmbeddingRequest)
+        body = await self.embedder.answer(asked, self._arrival(asked.model))
+        return web.Response(body=body, content_type="application/json")
 
     async def models(self, http: web.Request) -> web.Response:
         adapters = [self._described_adapter(adapter) for adapter in self.engine.core.scheduler.adapters]

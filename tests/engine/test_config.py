@@ -39,6 +39,9 @@ def test_each_setting_is_a_flag_of_its_own_type() -> None:
         lora=("blue=/adapters/blue",),
         max_loras=8,
         max_lora_rank=9,
+        chat_template="t.jinja",
+        tool_call_format="llama3",
+        pooling="mean",
         exit_with_parent=True,
         log_level="error",
     )
