@@ -86,8 +86,8 @@ def running(command: list[str], until: str = "Ctrl-C stops all of it", **environ
     lines: queue.Queue[str | None] = queue.Queue()
     reader = threading.Thread(target=_pump, args=(process, lines))
     reader.start()
-    http, grpc = (f"http://127.0.0.1:{each}" for each in (port, admin_port)), f"127.0.0.1:{grpc_port}"
-    fleet = Fleet(process, *http, grpc, lines)
+    url, admin_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"
+    fleet = Fleet(process, url, admin_url, f"127.0.0.1:{grpc_port}", lines)
     try:
         fleet.wait_line(until, timeout_s=240.0)
         yield fleet
