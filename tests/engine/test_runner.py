@@ -9,7 +9,7 @@ import torch
 from engine.core import EngineCore
 from engine.model.kv_cache import KVCache
 from engine.runner import Runner
-from engine.sequence import FinishReason, Request
+from engine.sequence import Request
 from tests.engine.model.tiny_llama import dense_greedy, tiny_config, tiny_llama, tiny_weights
 from tests.engine.requests import BLOCK_SIZE, core, request
 
@@ -83,40 +83,6 @@ def test_a_preempted_request() -> None:
     engine = core(num_blocks=14)
     assert generate(engine, requests) == [alone(asked.prompt, 20) for asked in requests]
     assert engine.scheduler.num_preemptions > 0
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_any_interleaving_of_arrivals_chunks_hits_preemptions_and_aborts(seed: int) -> None:
-    random = Random(seed)
-    engine = core(num_blocks=random.randint(12, 20), max_num_seqs=4, max_num_batched_tokens=random.randint(4, 20))
-    runner, outputs = runner_for(engine), dict[str, list[int]]()
-    shared = prompt(random, 8)
-    asked = [
-        request(
-            shared[: random.choice([0, 4, 8])] + prompt(random, random.randint(1, 12)),
-            priority=random.randrange(2),
-            salt=random.choice([None, "tenant"]),
-            max_tokens=random.randint(1, 16),
-        )
-        for _ in range(8)
-    ]
-    waiting, aborted = list(asked), set()
-    while waiting or engine.has_work:
-        if waiting and random.random() < 0.4:
-            engine.add(waiting.pop())
-        if random.random() < 0.05:
-            victim = random.choice(asked).id
-            aborted |= {victim} if engine.scheduler.find(victim) else set()
-            engine.abort(victim)
-        if engine.has_work:
-            step(engine, runner, outputs)
-        pool = engine.scheduler.pool
-        assert pool.num_free + pool.num_used + pool.num_cached == pool.num_blocks
-    for one in asked:
-        expected = alone(one.prompt, one.sampling.max_tokens)
-        found = outputs.get(one.id, [])
-        assert found == expected or (one.id in aborted and found == expected[: len(found)])
-    assert engine.stats.finished[FinishReason.LENGTH] == len(asked) - len(aborted)
 
 
 def test_a_seeded_draw_is_the_same_alone_and_in_a_batch() -> None:
