@@ -13,6 +13,7 @@ from aiohttp import web
 from router.config import ConfigError, Settings
 from router.core import Headers, Outcome, Request
 from router.errand import Errand
+from router.naming import Names, parse_names
 from router.ports import Clock, Flow, Reply
 from router.transports.websocket.chat import ChatLimits
 from router.transports.websocket.socket import SocketLimits
@@ -82,6 +83,13 @@ async def open_grpc(settings: Settings, served: Served) -> AsyncIterator[None]:
         with names_port(settings.host, settings.grpc_port, "--grpc-port"):
             await stack.enter_async_context(grpc_port(address, service, served.is_ready, settings.max_body_bytes))
         yield
+
+
+def open_names(settings: Settings) -> Names:
+    try:
+        return parse_names(settings.model_alias, settings.fallback)
+    except ValueError as error:
+        raise ConfigError(f"The settings `model_alias` and `fallback` are wrong: {error}.") from None
 
 
 def new_sockets(settings: Settings, begin: Begin, clock: Clock) -> Sockets:

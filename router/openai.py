@@ -128,6 +128,13 @@ def without_field(body: bytes, name: str) -> bytes:
     return msgspec.json.encode(fields)
 
 
+def with_model(body: bytes, model: str) -> bytes:
+    """The body with another model; every other value keeps its very bytes."""
+    fields = _FIELDS.decode(body)
+    fields["model"] = msgspec.Raw(msgspec.json.encode(model))
+    return msgspec.json.encode(fields)
+
+
 def error_body(error: PointsmanError) -> bytes:
     """OpenAI's error body as JSON bytes; a replica's own words where it has said what is wrong."""
     if isinstance(error, UpstreamStatus):

@@ -6,7 +6,7 @@ Knows the order of steps and what a failure means for the next try; knows nothin
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -15,7 +15,8 @@ from router.admission.gate import Gate
 from router.admission.passes import Pass
 from router.core import Attempt, Demand, Lease, Outcome, Pool, Prompt, Request
 from router.errand import Errand, own_task
-from router.errors import ContextTooLong, Displaced, Draining, PointsmanError
+from router.errors import ContextTooLong, Displaced, Draining, NoReplica, Overloaded, PointsmanError, UnknownModel
+from router.naming import Names, renamed
 from router.openai import without_field
 from router.ports import Clock, Placer, PromptReader, Queue, Reply, Upstream
 from router.relay import Phase, Relay, RelayTimes
@@ -59,6 +60,7 @@ class Proxy:
     budget: RetryBudget
     journal: Journal
     open_relays: set[Relay]
+    names: Names = field(default_factory=Names)
 
     def begin(self, request: Request, reply: Reply) -> Errand:
         """Serve one request: here as far as that goes without waiting, then on its own."""
@@ -96,10 +98,27 @@ class Proxy:
 
     async def _answer(self, request: Request, relay: Relay, passed: Pass) -> None:
         self.budget.earn()
+        if not self.names:
+            await self._answer_as(request, relay, passed)
+            return
+        asked = self.names.named(request)
+        models = [asked.model, *self.names.stand_ins(asked.model)]
+        for model in models[:-1]:
+            try:
+                await self._answer_as(renamed(asked, model), relay, passed)
+            except PointsmanError as error:
+                if not _may_be_stood_in_for(error, relay):
+                    raise
+                self.journal.retried(error)
+            else:
+                return
+        await self._answer_as(renamed(asked, models[-1]), relay, passed)
+
+    async def _answer_as(self, request: Request, relay: Relay, passed: Pass) -> None:
         pool, adapter = self.find(request.model) or await self._known(request)
         prompt = await self.prompts.read(request, pool, adapter)
         _check_length(request, prompt, pool)
-        if passed.accounts:
+        if passed.accounts and not passed.num_charged:
             passed.charge(request, prompt.num_tokens)
             relay.notes = passed.headers()
         demand = Demand(request, pool, prompt, adapter, standing=passed.standing)
@@ -162,6 +181,12 @@ class Proxy:
             first_byte_timeout_s=limits.first_byte_timeout_s,
             idle_timeout_s=limits.idle_timeout_s,
         )
+
+
+def _may_be_stood_in_for(error: PointsmanError, relay: Relay) -> bool:
+    """Another model can help where this one is unknown, away, overloaded or failing, and the client has seen none."""
+    is_helpless = isinstance(error, UnknownModel | NoReplica | Overloaded) or error.retryable
+    return is_helpless and relay.phase in (Phase.SILENT, Phase.HELD)
 
 
 def _check_length(request: Request, prompt: Prompt, pool: Pool) -> None:

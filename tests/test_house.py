@@ -14,7 +14,7 @@ GENERATED = Path("proto/pointsman/v1")
 # Each layer of the router imports only what stands before it, or its own; rooms never import rooms.
 LAYERS = [
     {"core"},
-    {"ports", "errors", "errand", "config", "plugins", "openai", "headers", "heads", "retries", "store", "telemetry"},
+    {"ports", "errors", "errand", "config", "plugins", "openai", "headers", "heads", "naming", "retries", "store", "telemetry"},
     {"admission", "routing", "prefix", "replicas", "upstream"},
     {"proxy", "relay", "placement", "workers"},
     {"transports"},
