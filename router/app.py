@@ -44,6 +44,7 @@ from router.transports.dialects.desk import Dialects
 from router.transports.dialects.kept import KeptHere
 from router.transports.dialects.pages import add_response_routes
 from router.transports.http import ClientConnection, DataPort, PortLimits
+from router.transports.indexer import add_indexer_routes
 from router.transports.keypages import add_key_routes, guard
 from router.transports.web import Views, admin_routes, data_routes
 from router.upstream.http import HttpUpstream
@@ -175,6 +176,7 @@ class Router:
             routes = admin_routes(self._views())
             routes.middlewares.append(guard(self.keyring))
             add_key_routes(routes, self.keyring)
+            add_indexer_routes(routes, pages.indexer(self))
             async with open_admin(routes, settings):
                 yield
         finally:

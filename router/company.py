@@ -18,7 +18,9 @@ from router.app import Router
 from router.config import Settings
 from router.errors import PointsmanError
 from router.listening import open_admin
+from router.prefix.indexer import Indexer, instances_of
 from router.supervisor import RestartFailed, Supervisor
+from router.transports.indexer import add_indexer_routes
 from router.transports.keypages import add_key_routes, guard
 from router.transports.web import UnknownReplica, Views, admin_routes
 from router.workers.figures import Totals, merge_replicas, render
@@ -72,6 +74,7 @@ def company_routes(company: "Company") -> web.Application:
     app.middlewares.append(guard(company.keyring))
     app.middlewares.append(company.middleware())
     add_key_routes(app, company.keyring)
+    add_indexer_routes(app, company.indexer())
     app.router.add_post("/admin/workers/restart", company.restart)
     return app
 
@@ -82,6 +85,11 @@ class Company:
     def __init__(self, supervisor: Supervisor, keyring: Keyring) -> None:
         self._supervisor = supervisor
         self.keyring = keyring
+
+    def indexer(self) -> Indexer:
+        """What the feed knows of caches, for others to ask."""
+        supervisor = self._supervisor
+        return Indexer(supervisor.match, lambda: instances_of(self.replicas()), supervisor.settings.index_bytes)
 
     def middleware(self) -> Middleware:
         """Fresh reports before a page is made, and an order in force before it is answered."""

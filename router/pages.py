@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from router.core import Replica, ReplicaState
+from router.prefix.indexer import Indexer, instances_of
 from router.replicas.registry import Registry
 from router.telemetry.metrics import Labels
 from router.transports.web import UnknownReplica
@@ -35,6 +36,11 @@ def _known(router: "Router", replica: Replica) -> str:
     return f"{known.knowing}: {known.reason}" if known.reason else known.knowing
 
 
+def indexer(router: "Router") -> Indexer:
+    """What this process knows of caches, for others to ask."""
+    return Indexer.over(router.index, lambda: instances_of(replica_rows(router)), router.settings.index_bytes)
+
+
 def replica_rows(router: "Router") -> Sequence[Mapping[str, object]]:
     return [_row(router, replica) for replica in router.registry.replicas()]
 
@@ -52,6 +58,7 @@ def _row(router: "Router", replica: Replica) -> Mapping[str, object]:
         "waiting": load.waiting if load else None,
         "kv_used_ratio": load.kv_used_ratio if load else None,
         "cached_blocks": router.index.num_blocks(replica.id),
+        "block_size": replica.pool.block_size if replica.pool is not None else None,
         "expected_wait_s": round(replica.expected_wait_s, 4),
         "prefill_tokens_per_s": round(replica.prefill_tokens_per_s, 1),
         "knowledge": _known(router, replica),

@@ -112,6 +112,8 @@ def hash_of(value: object) -> int:
 
 
 def _event(raw: Any) -> Event | None:
+    if isinstance(raw, dict) and "event_type" in raw and "type" not in raw:
+        raw = _of_standard(raw)
     tag = raw.get("type") if isinstance(raw, dict) else raw[0] if isinstance(raw, list) and raw else None
     match tag:
         case "BlockStored":
@@ -128,6 +130,16 @@ def _event(raw: Any) -> Event | None:
             return Cleared(where) if where is not None else None
         case _:
             return None
+
+
+def _of_standard(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An event in the words that Mooncake proposes for all engines, in vLLM's."""
+    names = {"stored": "BlockStored", "removed": "BlockRemoved", "cleared": "AllBlocksCleared"}
+    event = {**raw, "type": names.get(str(raw["event_type"])), "block_hashes": raw.get("seq_hashes")}
+    parent = raw.get("parent_hash")
+    if parent is None and raw.get("base_block_idx"):
+        event.pop("token_ids", None)  # somewhere in a prompt, and nobody says behind which block
+    return {**event, "parent_block_hash": parent}
 
 
 def _named(raw: Any, names: Sequence[str]) -> Mapping[str, Any]:

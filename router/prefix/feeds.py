@@ -33,11 +33,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FeedAddress:
-    """`events` is a URL whose scheme says how to listen: tcp and ipc are ZMQ, http is polled, grpc is our engine's."""
+    """`events` is a URL whose scheme says how to listen: tcp and ipc are ZMQ, http is polled, grpc is our engine's.
+    `adapter` and `salt` are of all blocks that it tells of without their own."""
 
     events: str
     replay: str | None = None
     rank: int | None = None
+    adapter: str | None = None
+    salt: str | None = None
 
     @classmethod
     def of(cls, spec: ReplicaSpec, engine: str | None) -> "FeedAddress | None":
@@ -135,7 +138,7 @@ class Feeds:
     async def _listen(self, id: str, followed: _Followed) -> None:
         while True:
             follower = followed.follower = Follower(
-                Ledger(followed.block_size),
+                Ledger(followed.block_size, followed.address.adapter, followed.address.salt),
                 tell=lambda changes: self.tell(id, changes),
                 on_status=lambda status: self._hear_status(id, followed, status),
                 rank=followed.address.rank,

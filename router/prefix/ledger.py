@@ -10,6 +10,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from pointsman.blockhash import block_hashes
 from router.prefix.changes import Change, Emptied, Shifted, gone, held
 from router.prefix.events import Cleared, Event, Moved, Removed, Stored
@@ -37,9 +39,12 @@ class Tally:
 
 @dataclass(eq=False, slots=True)
 class Ledger:
-    """`block_size` is ours, a multiple of the engine's; `max_blocks` bounds what one feed may make us remember."""
+    """`block_size` is ours, a multiple of the engine's; `adapter` and `salt` are of all blocks without their own;
+    `max_blocks` bounds what one feed may make us remember."""
 
     block_size: int
+    adapter: str | None = None
+    salt: str | None = None
     max_blocks: int = 4_000_000
     tally: Tally = field(default_factory=Tally)
     _device: dict[int, int] = field(default_factory=dict)
@@ -81,6 +86,8 @@ class Ledger:
     def _store(self, event: Stored, changes: list[Change]) -> None:
         if not self._is_ours(event) or event.is_host is None:
             return
+        if event.parent is None and (self.adapter or self.salt):
+            event = structs.replace(event, adapter=event.adapter or self.adapter, salt=event.salt or self.salt)
         if event.block_size < 1 or self.block_size % event.block_size:
             self.tally.num_wrong_sizes += len(event.hashes)
             return

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 import time
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from router.prefix.caches import Caches
 from router.prefix.changes import Change, everything
 from router.prefix.follower import FeedStatus
 from router.prefix.index import BlockIndex
+from router.prefix.indexer import match_in
 from router.replicas.discovery.static import StaticDiscovery, parse_replicas
 from router.replicas.identify import TokenizerDocument
 from router.replicas.member import Member
@@ -28,7 +30,20 @@ from router.workers import frames
 from router.workers.board import Board
 from router.workers.columns import Columns
 from router.workers.desk import Desk
-from router.workers.frames import Delta, Dispatches, Document, Drain, Drained, Fed, Hello, Snapshot, Suspect, Told
+from router.workers.frames import (
+    Delta,
+    Dispatches,
+    Document,
+    Drain,
+    Drained,
+    Fed,
+    Find,
+    Found,
+    Hello,
+    Snapshot,
+    Suspect,
+    Told,
+)
 from router.workers.line import Line
 
 # News of the same moment travel together.
@@ -105,6 +120,10 @@ class Feed:
         self._obey(order.replica_id, order.on)
         self._tell()
         answer.send(Drained(self._sequence))
+
+    def find(self, asked: Find, answer: Line) -> None:
+        """Who holds these blocks, as far as replicas told."""
+        answer.send(Found(asked.number, *match_in(self._caches.index, array("Q", asked.blocks))))
 
     def _new_registry(self, settings: Settings) -> Registry:
         return Registry(

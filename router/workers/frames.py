@@ -94,6 +94,21 @@ class Drain(_Message, frozen=True):
     on: bool
 
 
+class Find(_Message, frozen=True):
+    """The supervisor to the feed: who holds these blocks, packed as 64 bits each? `number` comes back."""
+
+    number: int
+    blocks: bytes
+
+
+class Found(_Message, frozen=True):
+    """The feed's answer: leading blocks by replica id, and those of them that are in device memory."""
+
+    number: int
+    matches: Mapping[str, int]
+    on_device: Mapping[str, int]
+
+
 class Drained(_Message, frozen=True):
     """The feed's answer, once the workers have been told: by which frame."""
 
@@ -145,8 +160,8 @@ class Report(_Message, frozen=True):
 
 ToFeed = Hello | Suspect | Cooled | Dispatches
 FromFeed = Snapshot | Delta | Dispatches | Told | Fed
-Order = Open | Shut | Retire | Ask | Drain
-News = Serving | Report | Drained
+Order = Open | Shut | Retire | Ask | Drain | Find
+News = Serving | Report | Drained | Found
 Message = ToFeed | FromFeed | Order | News
 
 to_feed: "msgspec.msgpack.Decoder[ToFeed]" = msgspec.msgpack.Decoder(ToFeed)

@@ -186,6 +186,33 @@ def test_sglang_s_eighth_field_is_known_by_its_type() -> None:
     assert (with_types.adapter, with_types.salt) == (None, "x")
 
 
+def test_the_words_that_mooncake_proposes_for_all_engines_are_understood() -> None:
+    events = [
+        {"event_type": "stored", "seq_hashes": [1, 2], "parent_hash": None, "token_ids": [5, 6], "block_size": 1},
+        {
+            "event_type": "stored",
+            "seq_hashes": [3],
+            "parent_hash": 2,
+            "token_ids": [7],
+            "block_size": 1,
+            "medium": "cpu",
+        },
+        {"event_type": "stored", "seq_hashes": [4], "base_block_idx": 5, "token_ids": [7], "block_size": 1},
+        {"event_type": "stored", "seq_hashes": [4], "parent_hash": 3, "token_ids": None, "block_size": 1},
+        {"event_type": "removed", "seq_hashes": [3], "medium": "cpu"},
+        {"event_type": "cleared"},
+        {"event_type": "later"},
+    ]
+    batch = decode(packed([0.0, events]))
+    assert batch.events == [
+        Stored([1, 2], None, [5, 6], 1),
+        Stored([3], 2, [7], 1, is_host=True),
+        Removed([3], is_host=True),
+        Cleared(),
+    ]
+    assert batch.num_skipped == 3
+
+
 def test_an_adapter_that_is_only_a_number_is_never_the_bare_model() -> None:
     assert decode_one(lora_name=None, lora_id=4).adapter not in (None, "4", "tuned")
 
