@@ -5,8 +5,9 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from pointsman.chat_template import plain_message, text_of_part
 from xxhash import xxh3_128_digest
+
+from pointsman.chat_template import plain_message, text_of_part
 
 Messages = Sequence[Mapping[str, object]]
 

@@ -5,9 +5,8 @@ Knows nothing of tokens, pools or replicas.
 
 from collections.abc import Mapping, Sequence
 
-from pointsman.chat_template import RenderError, TemplateSourceError
-
 from pointsman import chat_template
+from pointsman.chat_template import RenderError, TemplateSourceError
 from router.errors import InvalidRequest
 from router.prefix.source import SourceError
 
