@@ -21,6 +21,7 @@ from engine.blocks import BlockPool
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.control import Control
 from engine.core import EngineCore
+from engine.drafts import Drafting
 from engine.fetch import MODELS, fetch
 from engine.loop import EngineLoop
 from engine.lora import read_lora
@@ -109,7 +110,8 @@ def build(config: EngineConfig) -> Parts:
     events = _events(config)
     pool = BlockPool(num_blocks, BLOCK_SIZE, num_host_blocks, records_changes=events is not None)
     adapters = AdapterSlots(config.max_loras)
-    scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, adapters)
+    drafting = Drafting(config.prompt_lookup_tokens) if config.prompt_lookup_tokens else None
+    scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, adapters, drafting)
     engine = EngineLoop(EngineCore(scheduler), runner.run)
     residence = Residence(runner, device, read_weights, allocate)
     model_id = config.served_model_name or _model_id(config.model)

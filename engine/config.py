@@ -67,6 +67,11 @@ class EngineConfig:
         default="auto",
         choices=("auto", "hermes", "llama3"),
     )
+    prompt_lookup_tokens: int = _setting(
+        "tokens that a request guesses in a step, from what followed the same words before; 0 guesses none",
+        default=0,
+        unit="tokens",
+    )
     pooling: str = _setting(
         "how /v1/embeddings makes one vector of hidden states; auto is what the model's folder tells, else last",
         default="auto",
@@ -87,6 +92,8 @@ class EngineConfig:
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
                 f"({self.max_num_seqs})"
             )
+        if self.prompt_lookup_tokens < 0:
+            raise ValueError(f"--prompt-lookup-tokens must be 0 or more, not {self.prompt_lookup_tokens}")
         if not 0 < self.kv_cache_gib < float("inf"):
             raise ValueError(f"--kv-cache-gib must be above 0, not {self.kv_cache_gib}")
         for entry in self.lora:

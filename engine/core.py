@@ -14,9 +14,10 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
+from engine.batch import Batch, Chunk
 from engine.prefixes import Change
 from engine.sampling import Pooled, Pooling, Result, Sampled, TokenLogprobs
-from engine.scheduler import Batch, Chunk, Scheduler
+from engine.scheduler import Scheduler
 from engine.sequence import FinishReason, Output, Request, Sequence
 from engine.stats import Stats
 from engine.structure import Structure
@@ -127,10 +128,22 @@ class EngineCore:
         sequence = chunk.sequence
         # A preempted prefill tells again what it told.
         sequence.prompt_logprobs[chunk.start :] = sampled.prompt_logprobs
-        for token in sampled.token_ids:
-            yield replace(
-                self._append(sequence, token, now_s), logprobs=sampled.logprobs, prompt_logprobs=_told_once(sequence)
-            )
+        if chunk.draft:
+            self._learn(chunk, len(sampled.token_ids) - 1)
+        for number, token in enumerate(sampled.token_ids):
+            if number:
+                # A right guess: its KV was computed with the chunk.
+                self.scheduler.computed(Chunk(sequence, len(sequence.tokens) - 1, 1))
+            logprobs = sampled.logprobs[number : number + 1]
+            output = self._append(sequence, token, now_s)
+            yield replace(output, logprobs=logprobs, prompt_logprobs=_told_once(sequence))
+            if output.finish_reason is not None:
+                return
+
+    def _learn(self, chunk: Chunk, num_accepted: int) -> None:
+        self.stats.drafts.observe(len(chunk.draft), num_accepted)
+        if chunk.sequence.lookup is not None:
+            chunk.sequence.lookup.learn(num_accepted)
 
     def _pool(self, chunk: Chunk, pooled: Pooled) -> Iterator[Output]:
         sequence, pooling = chunk.sequence, chunk.sequence.request.pooling

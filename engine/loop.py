@@ -18,10 +18,10 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Self, TypeVar, cast
 
+from engine.batch import Batch
 from engine.core import EngineCore
 from engine.prefixes import Change, Medium, Stored
 from engine.sampling import Result
-from engine.scheduler import Batch
 from engine.sequence import FinishReason, Output, Request
 from engine.structure import Structure
 from engine.text import TextStream

@@ -8,8 +8,8 @@ from collections.abc import Sequence as List
 import torch
 from torch import Tensor
 
+from engine.batch import Chunk
 from engine.sampling import Pooled, Pooling, Result
-from engine.scheduler import Chunk
 
 
 def pool(hidden: Tensor, chunks: List[Chunk], results: list[Result]) -> None:
@@ -19,7 +19,7 @@ def pool(hidden: Tensor, chunks: List[Chunk], results: list[Result]) -> None:
         pooling = chunk.sequence.request.pooling
         if pooling is not None:
             results[index] = _pooled(hidden[first : first + chunk.num_tokens], pooling)
-        first += chunk.num_tokens
+        first += chunk.width
 
 
 def _pooled(states: Tensor, pooling: Pooling) -> Pooled:

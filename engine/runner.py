@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.batch import Batch
 from engine.model.attention import Paging
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder
@@ -16,7 +17,6 @@ from engine.model.tiers import KVTiers
 from engine.pooling import pool
 from engine.sampler import sample
 from engine.sampling import Result
-from engine.scheduler import Batch
 
 
 @dataclass(eq=False, slots=True)
@@ -43,8 +43,8 @@ class Runner:
         positions: list[int] = []
         rows: list[int] = []
         for chunk in batch.chunks:
-            tokens += chunk.sequence.tokens[chunk.start : chunk.end]
-            positions += range(chunk.start, chunk.end)
+            tokens += chunk.token_ids
+            positions += range(chunk.start, chunk.start + chunk.width)
             rows += range(len(tokens) - chunk.num_rows, len(tokens))
         hidden = model.hidden(
             torch.tensor(tokens, device=model.device),
@@ -60,7 +60,7 @@ class Runner:
         return results
 
     def _paging(self, batch: Batch, config: ModelConfig) -> Paging:
-        spans = [Span(chunk.start, chunk.end, chunk.sequence.table) for chunk in batch.chunks]
+        spans = [Span(chunk.start, chunk.start + chunk.width, chunk.sequence.table) for chunk in batch.chunks]
         return Paging.of(spans, self.cache, config.num_heads, config.windows)
 
     def _deltas(self, batch: Batch) -> Additions | None:
@@ -74,6 +74,6 @@ class Runner:
         for chunk in batch.chunks:
             adapter = chunk.sequence.adapter
             if adapter is not None and adapter.slot is not None:
-                rows_of_slots.setdefault(adapter.slot, []).extend(range(first, first + chunk.num_tokens))
-            first += chunk.num_tokens
+                rows_of_slots.setdefault(adapter.slot, []).extend(range(first, first + chunk.width))
+            first += chunk.width
         return self.slots.additions(rows_of_slots, first)

@@ -4,7 +4,8 @@ Knows logits and each sequence's sampling. Must not know the model, the batch's 
 
 A row's draw is the inverse of its cumulated probabilities at one number, and that number is a hash of the request's
 seed and the position in its output: no state, nothing to restore after a preemption, and nothing that the other
-rows could disturb.
+rows could disturb. It makes guesses lossless for drawn tokens, too: at a position the same token is drawn, whether
+one step or several computed what stands before it.
 """
 
 import struct
@@ -17,9 +18,9 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
+from engine.batch import Chunk
 from engine.logits import Row, adjust, logprobs_of
 from engine.sampling import Result, Sampled, Sampling, TokenLogprobs
-from engine.scheduler import Chunk
 
 # A nucleus is looked for among so many of the likeliest tokens before the whole vocabulary is sorted.
 _NUCLEUS_CANDIDATES = 256
@@ -27,16 +28,36 @@ _NUCLEUS_CANDIDATES = 256
 
 def sample(logits: Tensor, chunks: List[Chunk]) -> list[Result]:
     """[rows, vocabulary] float32 logits, `num_rows` of each chunk in order -> what was chosen behind each chunk: a
-    token id, a Sampled where more was asked for, None where the prompt goes on. May change `logits`."""
+    token id, a Sampled where more was asked for or guessed, None where the prompt goes on. May change `logits`."""
     if all(chunk.sequence.is_plain for chunk in chunks if chunk.num_rows):
-        tokens = iter(logits.argmax(dim=-1).tolist())
-        return [next(tokens) if chunk.num_rows else None for chunk in chunks]
+        return _plainly(logits, chunks)
     told = _prompt_logprobs(logits, chunks)
     if told:
-        logits = logits[_on(logits, _last_rows(chunks))]
+        logits = logits[_on(logits, _sampling_rows(chunks))]
     sampled = iter(_sample_rows(logits, [chunk for chunk in chunks if chunk.samples]))
     chosen = [next(sampled) if chunk.samples else None for chunk in chunks]
     return [_with_prompt(each, told[index]) if index in told else each for index, each in enumerate(chosen)]
+
+
+def _plainly(logits: Tensor, chunks: List[Chunk]) -> list[Result]:
+    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    results: list[Result] = []
+    first = 0
+    for chunk in chunks:
+        if chunk.draft:
+            results.append(Sampled(_confirmed(tokens[first : first + chunk.num_rows], chunk.draft)))
+        else:
+            results.append(tokens[first] if chunk.num_rows else None)
+        first += chunk.num_rows
+    return results
+
+
+def _confirmed(tokens: List[int], draft: List[int]) -> tuple[int, ...]:
+    """The first token is certain; each other one if the guess before it was right."""
+    num_right = 0
+    while num_right < len(draft) and tokens[num_right] == draft[num_right]:
+        num_right += 1
+    return tuple(tokens[: num_right + 1])
 
 
 def _prompt_logprobs(logits: Tensor, chunks: List[Chunk]) -> dict[int, tuple[TokenLogprobs, ...]]:
@@ -51,13 +72,13 @@ def _prompt_logprobs(logits: Tensor, chunks: List[Chunk]) -> dict[int, tuple[Tok
     return told
 
 
-def _last_rows(chunks: List[Chunk]) -> list[int]:
-    """The rows that sample, of chunks of which some have more."""
-    last, rows = -1, []
+def _sampling_rows(chunks: List[Chunk]) -> list[int]:
+    """Those behind which a token is wanted: the last of a chunk, and those of its guesses."""
+    end, rows = 0, list[int]()
     for chunk in chunks:
-        last += chunk.num_rows
+        end += chunk.num_rows
         if chunk.samples:
-            rows.append(last)
+            rows += range(end - 1 - len(chunk.draft), end)
     return rows
 
 
@@ -68,21 +89,34 @@ def _with_prompt(result: Sampled | int | None, logprobs: tuple[TokenLogprobs, ..
 
 
 def _sample_rows(logits: Tensor, chunks: List[Chunk]) -> Iterator[Sampled | int]:
-    """One row for each chunk, if there is any."""
+    """A row for each chunk and each of its guesses, if there is any."""
     if not chunks:
         return
-    rows = [Row(chunk.sequence, chunk.sequence.num_output_tokens) for chunk in chunks]
-    samplings = [row.sequence.request.sampling for row in rows]
-    telling = [index for index, sampling in enumerate(samplings) if sampling.num_top_logprobs is not None]
+    rows = [
+        Row(chunk.sequence, chunk.sequence.num_output_tokens + guess)
+        for chunk in chunks
+        for guess in range(1 + len(chunk.draft))
+    ]
+    telling = [index for index, row in enumerate(rows) if row.sequence.request.sampling.num_top_logprobs is not None]
     # Before they are adjusted: what is told are the model's own probabilities.
     untouched = logits[_on(logits, telling)] if telling else logits
     adjust(logits, rows)
     tokens = _choose(logits, rows)
-    num_top = [samplings[index].num_top_logprobs or 0 for index in telling]
+    num_top = [rows[index].sequence.request.sampling.num_top_logprobs or 0 for index in telling]
     told = logprobs_of(untouched, [tokens[index] for index in telling], num_top) if telling else []
     logprobs = dict(zip(telling, told, strict=True))
-    for index, token in enumerate(tokens):
-        yield Sampled((token,), (logprobs[index],)) if index in logprobs else token
+    first = 0
+    for chunk in chunks:
+        yield _result(chunk, tokens, logprobs, first)
+        first += 1 + len(chunk.draft)
+
+
+def _result(chunk: Chunk, tokens: List[int], logprobs: dict[int, TokenLogprobs], first: int) -> Sampled | int:
+    if first not in logprobs and not chunk.draft:
+        return tokens[first]
+    confirmed = _confirmed(tokens[first : first + 1 + len(chunk.draft)], chunk.draft)
+    told = range(first, first + len(confirmed)) if first in logprobs else ()
+    return Sampled(confirmed, tuple(logprobs[index] for index in told))
 
 
 def _choose(logits: Tensor, rows: List[Row]) -> list[int]:

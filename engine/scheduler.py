@@ -13,56 +13,15 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from itertools import count
 
-from msgspec import Struct
-
-from engine.adapters import AdapterSlots, Placement
+from engine.adapters import AdapterSlots
+from engine.batch import Batch, Chunk
 from engine.blocks import BlockPool
-from engine.prefixes import Copy, Prefix, Scope
+from engine.drafts import Drafting
+from engine.prefixes import Prefix, Scope
 from engine.sequence import FinishReason, Request, Sequence, SequenceState, scope_of
 
 # How many waiting sequences are looked at for one that needs no adapter's slot.
 _LOOK_AHEAD = 64
-
-
-class Chunk(Struct, frozen=True, gc=False):
-    """Compute the KV of `num_tokens` tokens from `start`; sample behind them if they are the last known."""
-
-    sequence: Sequence
-    start: int
-    num_tokens: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.num_tokens
-
-    @property
-    def samples(self) -> bool:
-        return self.ends and self.sequence.request.pooling is None
-
-    @property
-    def ends(self) -> bool:
-        """Nothing known is left to compute behind it."""
-        return self.end == len(self.sequence.tokens)
-
-    @property
-    def num_rows(self) -> int:
-        """Of how many of its last tokens the logits are needed."""
-        if self.sequence.is_telling_prompt:
-            return self.num_tokens
-        return int(self.samples)
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The chunks of one step, decodes first. Before them: `copies` between the tiers, then adapters into slots."""
-
-    chunks: tuple[Chunk, ...]
-    copies: tuple[Copy, ...] = ()
-    placements: tuple[Placement, ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(chunk.num_tokens for chunk in self.chunks)
 
 
 @dataclass(eq=False, slots=True)
@@ -73,6 +32,7 @@ class Scheduler:
     max_num_seqs: int
     max_num_batched_tokens: int
     adapters: AdapterSlots = field(default_factory=AdapterSlots)
+    drafting: Drafting | None = None
     num_preemptions: int = field(default=0, init=False)
     num_queried_tokens: int = field(default=0, init=False)
     num_hit_tokens: int = field(default=0, init=False)
@@ -152,7 +112,9 @@ class Scheduler:
             budget = self._go_on(chunks, budget)
         # Blocks that a preemption just freed are for the decodes: admitting now would thrash.
         if self._waiting and budget and self.num_preemptions == num_preemptions:
-            self._take_in(chunks, budget)
+            budget = self._take_in(chunks, budget)
+        if self.drafting is not None:
+            chunks = self.drafting.extend(chunks, budget, self.pool)
         return Batch(tuple(chunks), self.pool.take_copies(), self.adapters.take_placements())
 
     def computed(self, chunk: Chunk) -> None:
@@ -186,6 +148,8 @@ class Scheduler:
         """For how many steps from now each would compute the newest token of every running sequence, and nothing
         else, if nobody came, went or stopped early. No sequence reaches its limit in them."""
         running = self._running
+        if self.drafting is not None:
+            return 0
         if any(sequence.num_uncomputed != 1 or sequence.last_token_s is None for sequence in running):
             return 0
         steps = min((s.request.sampling.max_tokens - s.num_output_tokens - 1 for s in running), default=0)
@@ -258,8 +222,9 @@ class Scheduler:
                 budget -= chunks[-1].num_tokens
         return budget
 
-    def _take_in(self, chunks: list[Chunk], budget: int) -> None:
-        """The queue's head is admitted while it fits. Nobody overtakes it, unless all it lacks is an adapter's slot."""
+    def _take_in(self, chunks: list[Chunk], budget: int) -> int:
+        """The queue's head is admitted while it fits; gives what is left of the budget. Nobody overtakes it, unless all
+        it lacks is an adapter's slot."""
         place = 0
         while budget and place < min(len(self._waiting), _LOOK_AHEAD) and len(self._running) < self.max_num_seqs:
             sequence = self._waiting[place]
@@ -267,11 +232,12 @@ class Scheduler:
                 place += 1
                 continue
             if not self._has_slot(sequence) or not self._admit(sequence):
-                return
+                break
             for overtaken in self._waiting[:place]:
                 overtaken.num_overtaken += 1
             chunks.append(_prefill_chunk(sequence, budget))
             budget -= chunks[-1].num_tokens
+        return budget
 
     def _has_slot(self, sequence: Sequence) -> bool:
         return sequence.adapter is None or self.adapters.can_take(sequence.adapter)

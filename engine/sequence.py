@@ -16,6 +16,7 @@ from engine.sampling import Pooling, Sampling, TokenLogprobs
 from pointsman.blockhash import block_hashes
 
 if TYPE_CHECKING:
+    from engine.drafts import PromptLookup
     from engine.seen import SeenTokens
     from engine.structure import Structure
 
@@ -103,7 +104,10 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     seen: "SeenTokens | None" = None
     structure: "Structure | None" = None
+    lookup: "PromptLookup | None" = None
     vector: Any = None
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
     _hashes: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -56,10 +56,29 @@ class TransferStats:
 
 
 @dataclass(eq=False, slots=True)
+class DraftStats:
+    """Guessed tokens. `num_accepted_at` counts by place in the guess, from 0."""
+
+    num_drafts: int = 0
+    num_tokens: int = 0
+    num_accepted: int = 0
+    num_accepted_at: list[int] = field(default_factory=list)
+
+    def observe(self, num_tokens: int, num_accepted: int) -> None:
+        self.num_drafts += 1
+        self.num_tokens += num_tokens
+        self.num_accepted += num_accepted
+        self.num_accepted_at += [0] * (num_tokens - len(self.num_accepted_at))
+        for place in range(num_accepted):
+            self.num_accepted_at[place] += 1
+
+
+@dataclass(eq=False, slots=True)
 class Stats:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     finished: Counter[FinishReason] = field(default_factory=Counter)
     transfer: TransferStats = field(default_factory=TransferStats)
+    drafts: DraftStats = field(default_factory=DraftStats)
     first_token_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_BOUNDS_S))
     next_token_s: Histogram = field(default_factory=lambda: Histogram(_NEXT_TOKEN_BOUNDS_S))

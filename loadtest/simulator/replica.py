@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
 
+from engine.batch import Batch
 from engine.core import EngineCore
 from engine.prefixes import Change, Medium, Removed
-from engine.scheduler import Batch
 from engine.sequence import Request
 from engine.sequence import Sequence as Running
 from loadtest.simulator.adapters import AdapterCosts

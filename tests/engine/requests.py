@@ -5,10 +5,11 @@ from itertools import count
 from typing import Any
 
 from engine.adapters import Adapter, AdapterSlots
+from engine.batch import Batch, Chunk
 from engine.blocks import BlockPool
 from engine.core import EngineCore
 from engine.sampling import Sampling
-from engine.scheduler import Batch, Chunk, Scheduler
+from engine.scheduler import Scheduler
 from engine.sequence import Request
 
 BLOCK_SIZE = 4

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from engine.scheduler import Batch
+from engine.batch import Batch
 from tests.engine.requests import next_number, tokens_by
 
 

@@ -41,6 +41,7 @@ def test_each_setting_is_a_flag_of_its_own_type() -> None:
         max_lora_rank=9,
         chat_template="t.jinja",
         tool_call_format="llama3",
+        prompt_lookup_tokens=4,
         pooling="mean",
         exit_with_parent=True,
         log_level="error",

@@ -7,9 +7,9 @@ from queue import SimpleQueue
 import pytest
 
 from engine.adapters import UnknownAdapter
+from engine.batch import Batch
 from engine.loop import EngineError, EngineLoop, OutputStream
 from engine.prefixes import Change, Cleared, Stored
-from engine.scheduler import Batch
 from tests.engine.requests import BLOCK_SIZE, add_adapters, core, request
 from tests.engine.steps import Steps
 

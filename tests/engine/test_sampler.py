@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from engine import sampler
+from engine.batch import Chunk
 from engine.logits import Row
 from engine.sampling import Sampled
-from engine.scheduler import Chunk
 from engine.sequence import Sequence
 from tests.engine.requests import request
 

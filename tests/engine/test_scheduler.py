@@ -2,7 +2,8 @@ from random import Random
 
 import pytest
 
-from engine.scheduler import Batch, Scheduler
+from engine.batch import Batch
+from engine.scheduler import Scheduler
 from engine.sequence import FinishReason, Request, Sequence
 from tests.engine.requests import BLOCK_SIZE, next_number, request, scheduler
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.batch import Batch
 from engine.grammar import Grammar, Grammars
 from engine.sampler import sample
 from engine.sampling import Result
-from engine.scheduler import Batch
 from engine.sequence import FinishReason, Output, Request
 from engine.text import TextStream
 from engine.tokenizer import Tokenizer

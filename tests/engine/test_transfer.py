@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.batch import Batch
 from engine.loop import EngineLoop
 from engine.prefixes import NO_SCOPE, Medium, Scope
-from engine.scheduler import Batch
 from engine.sequence import Request
 from engine.transfer import KvMemory, KvTransfer, KvTransferParams
 from tests.engine.requests import BLOCK_SIZE, add_adapters, core, next_number, request, tokens_by
