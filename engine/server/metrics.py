@@ -3,14 +3,15 @@
 Knows names, labels and how to read the core. Must not know HTTP. Nothing is counted here: a scrape collects.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.core import EngineCore
-from engine.sequence import FinishReason
+from engine.sequence import FinishReason, Sequence
 from engine.stats import Histogram
 
 
@@ -41,11 +42,77 @@ class EngineMetrics(Collector):
         yield self._finished()
         yield self._histogram("vllm:time_to_first_token_seconds", "From arrival to first token.", stats.first_token_s)
         yield self._histogram("vllm:time_per_output_token_seconds", "From each token to the next.", stats.next_token_s)
+        yield from self._adapters()
+        yield from self._transfers()
+        yield self._sleep_state()
+        host = pool.host
+        yield self._gauge(
+            "pointsman_engine_host_kv_usage_ratio",
+            "KV blocks in use in host memory, 0 to 1.",
+            host.num_cached / host.num_blocks if host.num_blocks else 0,
+        )
         yield self._gauge(
             "pointsman_engine_queued_prefill_tokens",
             "Uncached prompt tokens not computed yet, waiting and running.",
             scheduler.num_queued_prefill_tokens,
         )
+
+    def _adapters(self) -> Iterator[Metric]:
+        """What runs, what waits, and where each loaded adapter lies; idle ones included."""
+        scheduler = self._core.scheduler
+        adapters = list(scheduler.adapters)
+        requests = {
+            "max_lora": str(scheduler.adapters.num_slots),
+            "running_lora_adapters": _names(scheduler.running),
+            "waiting_lora_adapters": _names(scheduler.waiting),
+        }
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info", "Adapters of running and of waiting requests.", labels=list(requests)
+        )
+        family.add_metric(list(requests.values()), time.time())
+        yield family
+        facts = [*self._labels, "adapter_name", "level", "pinned", "rank"]
+        family = GaugeMetricFamily("vllm:lora_adapter_loaded", "Where each adapter lies.", labels=facts)
+        for adapter in adapters:
+            level = "cpu" if adapter.slot is None else "gpu"
+            family.add_metric([*self._labels.values(), adapter.name, level, "false", str(adapter.rank)], 1)
+        yield family
+        num_in_slots = sum(adapter.slot is not None for adapter in adapters)
+        yield self._gauge("vllm:num_gpu_loaded_lora_adapters", "Adapters in the device's slots.", num_in_slots)
+        yield self._gauge("vllm:num_cpu_loaded_lora_adapters", "Adapters in host memory.", len(adapters))
+        yield self._gauge("vllm:max_gpu_lora_adapters", "The device's slots.", scheduler.adapters.num_slots)
+
+    def _transfers(self) -> Iterator[Metric]:
+        done = self._core.stats.transfer
+        yield self._counter(
+            "vllm:external_prefix_cache_queries", "Prompt tokens asked of other engines.", done.num_wanted_tokens
+        )
+        yield self._counter(
+            "vllm:external_prefix_cache_hits", "Prompt tokens got from other engines.", done.num_fetched_tokens
+        )
+        labels = [*self._labels, "direction"]
+        for name, about, fetched, sent in (
+            ("bytes", "KV moved between engines.", done.fetched_bytes, done.sent_bytes),
+            ("seconds", "Time that moving KV took.", done.fetched_s, done.sent_s),
+        ):
+            family = CounterMetricFamily(f"pointsman_engine_kv_transfer_{name}", about, labels=labels)
+            family.add_metric([*self._labels.values(), "in"], fetched)
+            family.add_metric([*self._labels.values(), "out"], sent)
+            yield family
+        yield self._counter(
+            "pointsman_engine_kv_transfer_failures",
+            "KV that was not to be had, or not asked for properly.",
+            done.num_failures,
+        )
+
+    def _sleep_state(self) -> Metric:
+        level = self._core.sleep_level
+        family = GaugeMetricFamily(
+            "vllm:engine_sleep_state", "What of the engine is in memory.", labels=[*self._labels, "sleep_state"]
+        )
+        for state, at_level in (("awake", None), ("weights_offloaded", 1), ("discard_all", 2)):
+            family.add_metric([*self._labels.values(), state], float(level == at_level))
+        return family
 
     def _gauge(self, name: str, about: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, about, labels=list(self._labels))
@@ -79,3 +146,9 @@ class EngineMetrics(Collector):
             buckets.append(("+Inf" if bound == float("inf") else str(bound), float(cumulated)))
         family.add_metric(list(self._labels.values()), buckets, histogram.total)
         return family
+
+
+def _names(sequences: Iterable[Sequence]) -> str:
+    """The adapters' names, each once, with commas between."""
+    names = {sequence.request.adapter for sequence in list(sequences)}
+    return ",".join(sorted(name for name in names if name is not None))

@@ -1,8 +1,9 @@
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.core import EngineCore
 from engine.server.metrics import EngineMetrics
-from tests.engine.requests import core, next_number, request, tokens_by
+from tests.engine.requests import add_adapters, core, next_number, request, tokens_by
 
 
 def samples(metrics: EngineMetrics) -> dict[str, float]:
@@ -10,7 +11,8 @@ def samples(metrics: EngineMetrics) -> dict[str, float]:
     found = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
         for sample in family.samples:
-            assert (sample.labels.pop("model_name"), sample.labels.pop("engine")) == ("m", "0")
+            if sample.name != "vllm:lora_requests_info":  # vLLM has no more labels there.
+                assert (sample.labels.pop("model_name"), sample.labels.pop("engine")) == ("m", "0")
             labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
     return found
@@ -69,3 +71,46 @@ def test_histograms_cumulate_their_buckets() -> None:
     assert now["vllm:time_per_output_token_seconds_bucket{le=80.0}"] == 1
     assert now["vllm:time_per_output_token_seconds_bucket{le=+Inf}"] == 2
     assert now["vllm:time_per_output_token_seconds_count"] == 2
+
+
+def test_adapters_are_told_where_they_lie_and_what_they_do() -> None:
+    engine = core(max_num_seqs=2, num_slots=1)
+    add_adapters(engine.scheduler, "blue", "idle", "red")
+    metrics = EngineMetrics(engine, "m")
+    for adapter in ("blue", "red", "blue"):
+        engine.add(request(adapter=adapter))
+    step(engine, 0.1)
+    now = samples(metrics)
+    assert "vllm:lora_requests_info{max_lora=1,running_lora_adapters=blue,waiting_lora_adapters=red}" in now
+    for name, level in (("blue", "gpu"), ("idle", "cpu"), ("red", "cpu")):
+        assert now[f"vllm:lora_adapter_loaded{{adapter_name={name},level={level},pinned=false,rank=8}}"] == 1
+    assert now["vllm:num_gpu_loaded_lora_adapters"] == 1
+    assert now["vllm:num_cpu_loaded_lora_adapters"] == 3
+    assert now["vllm:max_gpu_lora_adapters"] == 1
+
+
+def test_the_host_tier_and_what_came_from_elsewhere_are_told() -> None:
+    engine = core(num_blocks=4, num_host_blocks=8)
+    metrics = EngineMetrics(engine, "m")
+    assert samples(metrics)["pointsman_engine_host_kv_usage_ratio"] == 0
+    for start in (0, 100):
+        engine.add(request(range(start, start + 12), max_tokens=1))
+        step(engine, 0.1)
+    transfer = engine.stats.transfer
+    transfer.num_wanted_tokens, transfer.num_fetched_tokens, transfer.fetched_bytes, transfer.sent_s = 20, 16, 640, 0.5
+    now = samples(metrics)
+    assert now["pointsman_engine_host_kv_usage_ratio"] == 2 / 8
+    assert now["vllm:external_prefix_cache_queries_total"] == 20
+    assert now["vllm:external_prefix_cache_hits_total"] == 16
+    assert now["pointsman_engine_kv_transfer_bytes_total{direction=in}"] == 640
+    assert now["pointsman_engine_kv_transfer_seconds_total{direction=out}"] == 0.5
+
+
+@pytest.mark.parametrize(("level", "state"), [(None, "awake"), (1, "weights_offloaded"), (2, "discard_all")])
+def test_the_sleep_state_is_one_of_three(level: int | None, state: str) -> None:
+    engine = core()
+    if level is not None:
+        engine.sleep(level)
+    now = samples(EngineMetrics(engine, "m"))
+    told = {name for name, value in now.items() if name.startswith("vllm:engine_sleep_state") and value == 1}
+    assert told == {f"vllm:engine_sleep_state{{sleep_state={state}}}"}
