@@ -32,6 +32,8 @@ class EngineCore:
     stats: Stats = field(default_factory=Stats)
     sleep_level: int | None = None
     _texts: dict[str, TextStream] = field(default_factory=dict)
+    # When the last step ended, and so the next one began, unless there was nothing to do.
+    _stepped_s: float = 0.0
 
     @property
     def is_asleep(self) -> bool:
@@ -61,8 +63,11 @@ class EngineCore:
     def commit(self, batch: Batch, results: List[Result], now_s: float) -> list[Output]:
         """`results` has one entry for each chunk."""
         outputs: list[Output] = []
-        computed = self.scheduler.computed
+        computed, began_s, self._stepped_s = self.scheduler.computed, self._stepped_s, now_s
+        self.stats.step_tokens.observe(batch.num_tokens)
         for chunk, result in zip(batch.chunks, results, strict=True):
+            if chunk.sequence.scheduled_s is None:
+                chunk.sequence.scheduled_s = max(began_s, chunk.sequence.request.arrived_s)
             computed(chunk)
             if isinstance(result, int):
                 outputs.append(self._append(chunk.sequence, result, now_s))
@@ -121,6 +126,8 @@ class EngineCore:
         for gap in gaps:
             self.stats.next_token_s.observe(gap, len(running))
         self.stats.num_output_tokens += len(running) * len(ends_s)
+        self.stats.step_tokens.observe(len(running), len(ends_s))
+        self._stepped_s = ends_s[-1]
         self.scheduler.compute_steadily(len(ends_s))
         return [_output(sequence, tuple(new), "") for sequence, new in zip(running, tokens, strict=True)]
 
@@ -161,6 +168,7 @@ class EngineCore:
         if sequence.last_token_s is None:
             self.stats.num_prompt_tokens += len(request.prompt)
             self.stats.first_token_s.observe(now_s - request.arrived_s)
+            sequence.first_token_s = now_s
         else:
             self.stats.next_token_s.observe(now_s - sequence.last_token_s)
         self.stats.num_output_tokens += 1
@@ -196,6 +204,7 @@ class EngineCore:
     ) -> Output:
         stream = self._texts.get(sequence.request.id)
         text += stream.flush() if stream else ""
+        self.stats.requests.observe(sequence)
         self._finish(sequence, reason)
         return _output(sequence, (token,), text, stop_reason=stop_reason, error=error)
 

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
-from engine.sequence import FinishReason
+from engine.sequence import FinishReason, Sequence
 
 # Upper bounds in seconds; those of vLLM, so that dashboards made for it fit.
 _FIRST_TOKEN_BOUNDS_S = (
@@ -18,6 +18,12 @@ _NEXT_TOKEN_BOUNDS_S = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
+_REQUEST_BOUNDS_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_TOKEN_BOUNDS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+_STEP_BOUNDS = (1.0, *(float(2**power) for power in range(3, 15)))
 
 
 @dataclass(eq=False, slots=True)
@@ -55,6 +61,47 @@ class TransferStats:
     num_failures: int = 0
 
 
+def _of_request_s() -> Histogram:
+    return Histogram(_REQUEST_BOUNDS_S)
+
+
+def _of_tokens() -> Histogram:
+    return Histogram(_TOKEN_BOUNDS)
+
+
+@dataclass(eq=False, slots=True)
+class RequestStats:
+    """Requests that came to their end by themselves. Waiting ends when the first step with the request begins; then
+    it is computed: first its prompt, up to its first token, then its answer."""
+
+    total_s: Histogram = field(default_factory=_of_request_s)
+    waiting_s: Histogram = field(default_factory=_of_request_s)
+    computing_s: Histogram = field(default_factory=_of_request_s)
+    prompt_s: Histogram = field(default_factory=_of_request_s)
+    answer_s: Histogram = field(default_factory=_of_request_s)
+    mean_token_s: Histogram = field(default_factory=lambda: Histogram(_NEXT_TOKEN_BOUNDS_S))
+    num_prompt_tokens: Histogram = field(default_factory=_of_tokens)
+    num_output_tokens: Histogram = field(default_factory=_of_tokens)
+    max_tokens: Histogram = field(default_factory=_of_tokens)
+
+    def observe(self, sequence: Sequence) -> None:
+        """It has just got its last token."""
+        request, num_output_tokens = sequence.request, sequence.num_output_tokens
+        scheduled_s, first_s, last_s = sequence.scheduled_s, sequence.first_token_s, sequence.last_token_s
+        if scheduled_s is None or first_s is None or last_s is None:
+            return
+        self.total_s.observe(last_s - request.arrived_s)
+        self.waiting_s.observe(scheduled_s - request.arrived_s)
+        self.computing_s.observe(last_s - scheduled_s)
+        self.prompt_s.observe(first_s - scheduled_s)
+        self.answer_s.observe(last_s - first_s)
+        if num_output_tokens > 1:
+            self.mean_token_s.observe((last_s - first_s) / (num_output_tokens - 1))
+        self.num_prompt_tokens.observe(len(request.prompt))
+        self.num_output_tokens.observe(num_output_tokens)
+        self.max_tokens.observe(request.sampling.max_tokens)
+
+
 @dataclass(eq=False, slots=True)
 class DraftStats:
     """Guessed tokens. `num_accepted_at` counts by place in the guess, from 0."""
@@ -80,5 +127,7 @@ class Stats:
     finished: Counter[FinishReason] = field(default_factory=Counter)
     transfer: TransferStats = field(default_factory=TransferStats)
     drafts: DraftStats = field(default_factory=DraftStats)
+    requests: RequestStats = field(default_factory=RequestStats)
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_BOUNDS))
     first_token_s: Histogram = field(default_factory=lambda: Histogram(_FIRST_TOKEN_BOUNDS_S))
     next_token_s: Histogram = field(default_factory=lambda: Histogram(_NEXT_TOKEN_BOUNDS_S))

@@ -4,7 +4,7 @@ Knows names, labels and how to read the core. Must not know HTTP. Nothing is cou
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -12,7 +12,19 @@ from prometheus_client.registry import Collector
 
 from engine.core import EngineCore
 from engine.sequence import FinishReason, Sequence
-from engine.stats import Histogram
+from engine.stats import DraftStats, Histogram, RequestStats
+
+_OF_REQUESTS: tuple[tuple[str, str, Callable[[RequestStats], Histogram]], ...] = (
+    ("vllm:e2e_request_latency_seconds", "From arrival to last token.", lambda stats: stats.total_s),
+    ("vllm:request_queue_time_seconds", "From arrival to the first step.", lambda stats: stats.waiting_s),
+    ("vllm:request_inference_time_seconds", "From the first step to the last token.", lambda stats: stats.computing_s),
+    ("vllm:request_prefill_time_seconds", "From the first step to the first token.", lambda stats: stats.prompt_s),
+    ("vllm:request_decode_time_seconds", "From first token to last.", lambda stats: stats.answer_s),
+    ("vllm:request_time_per_output_token_seconds", "Mean of a request.", lambda stats: stats.mean_token_s),
+    ("vllm:request_prompt_tokens", "Tokens of a prompt.", lambda stats: stats.num_prompt_tokens),
+    ("vllm:request_generation_tokens", "Tokens of an answer.", lambda stats: stats.num_output_tokens),
+    ("vllm:request_params_max_tokens", "Most tokens asked for.", lambda stats: stats.max_tokens),
+)
 
 
 class EngineMetrics(Collector):
@@ -41,7 +53,13 @@ class EngineMetrics(Collector):
         yield self._counter("vllm:generation_tokens", "Tokens generated.", stats.num_output_tokens)
         yield self._finished()
         yield self._histogram("vllm:time_to_first_token_seconds", "From arrival to first token.", stats.first_token_s)
+        yield self._histogram("vllm:inter_token_latency_seconds", "From each token to the next.", stats.next_token_s)
+        # Its name until vLLM 0.11, which dashboards still ask for.
         yield self._histogram("vllm:time_per_output_token_seconds", "From each token to the next.", stats.next_token_s)
+        yield self._histogram("vllm:iteration_tokens_total", "Tokens computed in a step.", stats.step_tokens)
+        for name, about, read in _OF_REQUESTS:
+            yield self._histogram(name, about, read(stats.requests))
+        yield from self._drafts(stats.drafts)
         yield from self._adapters()
         yield from self._transfers()
         yield self._sleep_state()
@@ -113,6 +131,19 @@ class EngineMetrics(Collector):
         for state, at_level in (("awake", None), ("weights_offloaded", 1), ("discard_all", 2)):
             family.add_metric([*self._labels.values(), state], float(level == at_level))
         return family
+
+    def _drafts(self, drafts: DraftStats) -> Iterator[Metric]:
+        yield self._counter("vllm:spec_decode_num_drafts", "Guesses made.", drafts.num_drafts)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Tokens guessed.", drafts.num_tokens)
+        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Tokens guessed right.", drafts.num_accepted)
+        family = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Tokens guessed right, by their place in the guess.",
+            labels=[*self._labels, "position"],
+        )
+        for place, number in enumerate(drafts.num_accepted_at):
+            family.add_metric([*self._labels.values(), str(place)], number)
+        yield family
 
     def _gauge(self, name: str, about: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, about, labels=list(self._labels))

@@ -57,6 +57,40 @@ def test_a_scrape_shows_the_totals_so_far() -> None:
     assert now["vllm:request_success_total{finished_reason=stop}"] == 0
 
 
+def test_a_request_that_ended_is_seen_in_all_its_times_and_sizes() -> None:
+    engine = core(max_num_seqs=1)
+    metrics = EngineMetrics(engine, "m")
+    engine.add(request(range(10), max_tokens=3))
+    engine.add(request(range(100, 104), max_tokens=2))
+    for now_s in (1.0, 1.25, 2.0, 3.0, 4.0):
+        step(engine, now_s)
+    now = {name: value for name, value in samples(metrics).items() if name.endswith(("_sum", "_count"))}
+    assert now["vllm:e2e_request_latency_seconds_sum"] == 2.0 + 4.0
+    assert now["vllm:request_queue_time_seconds_sum"] == 0.0 + 2.0
+    assert now["vllm:request_prefill_time_seconds_sum"] == 1.0 + 1.0
+    assert now["vllm:request_decode_time_seconds_sum"] == 1.0 + 1.0
+    assert now["vllm:request_inference_time_seconds_sum"] == 2.0 + 2.0
+    assert now["vllm:request_time_per_output_token_seconds_sum"] == 0.5 + 1.0
+    assert now["vllm:inter_token_latency_seconds_count"] == 3
+    assert now["vllm:request_prompt_tokens_sum"] == 14
+    assert now["vllm:request_generation_tokens_sum"] == 5
+    assert now["vllm:request_params_max_tokens_sum"] == 5
+    assert now["vllm:iteration_tokens_total_sum"] == 10 + 1 + 1 + 4 + 1
+    assert now["vllm:iteration_tokens_total_count"] == 5
+
+
+def test_guesses_are_counted_by_their_place() -> None:
+    engine = core()
+    engine.stats.drafts.observe(3, 2)
+    engine.stats.drafts.observe(2, 0)
+    now = samples(EngineMetrics(engine, "m"))
+    assert now["vllm:spec_decode_num_drafts_total"] == 2
+    assert now["vllm:spec_decode_num_draft_tokens_total"] == 5
+    assert now["vllm:spec_decode_num_accepted_tokens_total"] == 2
+    places = [now[f"vllm:spec_decode_num_accepted_tokens_per_pos_total{{position={place}}}"] for place in range(3)]
+    assert places == [1, 1, 0]
+
+
 def test_histograms_cumulate_their_buckets() -> None:
     engine = core()
     metrics = EngineMetrics(engine, "m")
