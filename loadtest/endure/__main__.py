@@ -1,0 +1,84 @@
+"""`python -m loadtest.endure idle|soak|workers`: what our router needs over many streams, a long time, some processes.
+
+Knows flags and what is printed. Exit codes: 0; 1 where it failed, or made errors; 2 for wrong usage.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from loadtest.endure.idle import measure_idle
+from loadtest.endure.soak import measure_soak
+from loadtest.endure.workers import measure_workers, speedup
+from loadtest.errors import LoadError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    flags = _parser().parse_args(argv)
+    try:
+        return {"idle": _idle, "soak": _soak, "workers": _workers}[flags.what](flags)
+    except LoadError as error:
+        print(f"loadtest.endure: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtest.endure", description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="what", required=True)
+    idle = commands.add_parser("idle", help="memory of open idle streams")
+    idle.add_argument("--streams", type=_positive, default=8000, metavar="N", help="default 8000")
+    soak = commands.add_parser("soak", help="memory under mixed load with clients that leave")
+    soak.add_argument("--seconds", type=_positive, default=600, metavar="N", help="default 600")
+    soak.add_argument("--clients", type=_positive, default=64, metavar="N", help="default 64")
+    soak.add_argument("--rate", type=_positive, default=300, metavar="N", help="requests a second; default 300")
+    workers = commands.add_parser("workers", help="several workers against one, by the CPU time of the busiest")
+    workers.add_argument("--workers", type=_positive, default=2, metavar="N", help="default 2")
+    workers.add_argument("--bodies", choices=["500b", "8k", "64k"], default="500b", help="default 500b")
+    workers.add_argument("--seconds", type=_positive, default=5, metavar="N", help="default 5")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
+def _idle(flags: argparse.Namespace) -> int:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        idle = runner.run(measure_idle(flags.streams))
+    print(f"{idle.num_streams} idle streams: {idle.kb_each:.1f} KB each")
+    print(f"router: {idle.before_mb:.0f} MB before, {idle.open_mb:.0f} with them, {idle.after_mb:.0f} after they left")
+    print(f"still counted as in flight: {idle.num_left}")
+    return int(idle.num_left > 0)
+
+
+def _soak(flags: argparse.Namespace) -> int:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        soak = runner.run(measure_soak(flags.seconds, flags.clients, flags.rate))
+    step = max(1, len(soak.looks) // 12)
+    print("resident MB: " + ", ".join(f"{mb:.1f} at {at:.0f} s" for at, mb in soak.looks[::step]))
+    print(f"slope of the second half: {soak.mb_per_hour:+.1f} MB an hour")
+    print(f"{soak.num_ended} answered, {soak.num_left} left by their clients, {soak.num_cut} cut")
+    print(f"still counted as in flight: {soak.num_in_flight}")
+    return int(soak.num_cut > 0 or soak.num_in_flight > 0)
+
+
+def _workers(flags: argparse.Namespace) -> int:
+    one, more = (measure_workers(number, flags.bodies, flags.seconds) for number in (1, flags.workers))
+    for each in (one, more):
+        print(
+            f"{each.num_workers} workers: {each.cpu_us_all:.1f} µs of CPU a request, "
+            f"{each.cpu_us_busiest:.1f} of them in the busiest process ({each.num_answers} answers, "
+            f"{each.num_errors} errors)"
+        )
+    print(f"{more.num_workers} workers serve {speedup(one, more):.2f} times as many as one, by CPU time")
+    return int(one.num_errors + more.num_errors > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
