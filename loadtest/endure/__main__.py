@@ -11,15 +11,15 @@ from collections.abc import Sequence
 import uvloop
 
 from loadtest.endure.idle import measure_idle
+from loadtest.endure.processes import measure_processes, speedup
 from loadtest.endure.soak import measure_soak
-from loadtest.endure.workers import measure_workers, speedup
 from loadtest.errors import LoadError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     flags = _parser().parse_args(argv)
     try:
-        return {"idle": _idle, "soak": _soak, "workers": _workers}[flags.what](flags)
+        return {"idle": _idle, "soak": _soak, "workers": _processes}[flags.what](flags)
     except LoadError as error:
         print(f"loadtest.endure: {error}", file=sys.stderr)
         return error.exit_code
@@ -68,8 +68,8 @@ def _soak(flags: argparse.Namespace) -> int:
     return int(soak.num_cut > 0 or soak.num_in_flight > 0)
 
 
-def _workers(flags: argparse.Namespace) -> int:
-    one, more = (measure_workers(number, flags.bodies, flags.seconds) for number in (1, flags.workers))
+def _processes(flags: argparse.Namespace) -> int:
+    one, more = (measure_processes(number, flags.bodies, flags.seconds) for number in (1, flags.workers))
     for each in (one, more):
         print(
             f"{each.num_workers} workers: {each.cpu_us_all:.1f} µs of CPU a request, "

@@ -6,8 +6,8 @@ import pytest
 
 from loadtest.endure.__main__ import main
 from loadtest.endure.idle import Idle
+from loadtest.endure.processes import Shared, speedup
 from loadtest.endure.soak import Soak
-from loadtest.endure.workers import Shared, speedup
 
 
 def test_a_stream_costs_what_the_router_grew_by() -> None:

@@ -25,7 +25,7 @@ class Shared:
     cpu_us_busiest: float
 
 
-def measure_workers(num_workers: int, bodies: str, seconds: float) -> Shared:
+def measure_processes(num_workers: int, bodies: str, seconds: float) -> Shared:
     """Raises LoadError where the router does not start."""
     with open_rig([f"--workers={num_workers}"]) as rig:
         seeds = count(1)
