@@ -2,11 +2,12 @@
 
 import argparse
 import asyncio
+import contextlib
 import difflib
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import NoReturn
@@ -15,10 +16,13 @@ import uvloop
 
 from router import admin, chat, child, config, keycommands, up
 from router.admission.keyring import Keyring
-from router.admission.opening import open_keyring
+from router.admission.opening import open_keyring, state_folder
 from router.app import Router
+from router.commons import EMBEDDED, NONE
 from router.company import open_front
 from router.config import ConfigError, Settings
+from router.store.connection import CONNECT_TIMEOUT_S, Store
+from router.store.errors import StoreAway
 from router.telemetry.logs import open_log
 
 DATA_URL = "http://127.0.0.1:30000"
@@ -132,9 +136,18 @@ def _settings(flags: argparse.Namespace, defaults: Mapping[str, object] = Mappin
     return config.load(config.given(vars(flags)), os.environ, flags.config, defaults)
 
 
-def _keyring(flags: argparse.Namespace) -> Keyring:
+@contextlib.asynccontextmanager
+async def _keyring(flags: argparse.Namespace) -> AsyncIterator[Keyring]:
+    """Raises ConfigError."""
     settings = _settings(flags)
-    return open_keyring(settings, config.state_folder(settings, os.environ))
+    shared = None if settings.redis in (EMBEDDED, NONE) else Store(settings.redis)
+    async with contextlib.nullcontext() if shared is None else shared.opened():
+        if shared is not None:
+            try:
+                await shared.wait_up(CONNECT_TIMEOUT_S)
+            except (StoreAway, TimeoutError) as error:
+                raise ConfigError(f"The setting `redis` names a store that cannot be used: {error}") from None
+        yield open_keyring(settings, state_folder(settings, os.environ), shared)
 
 
 def _chat_options(flags: argparse.Namespace) -> chat.ChatOptions:

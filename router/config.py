@@ -63,6 +63,10 @@ class Settings:
     )
     keyless: bool = _setting(False, "serve a public address although there are no keys")
     trust_tenant_header: bool = _setting(False, "who has no key may name the tenant in x-pointsman-tenant")
+    redis: str = _setting(
+        "embedded",
+        "where queues and limits are shared: a URL (redis, rediss or unix), embedded (a private server), or none",
+    )
     state_dir: str = _setting("", "folder of keys and of the queue's server; else that of the user, for state")
     max_body_bytes: int = _setting(32 * 2**20, "largest request body", "bytes")
     request_timeout_s: float = _setting(600.0, "from arrival to the last byte of the answer", "seconds")
@@ -87,18 +91,10 @@ class Settings:
     log_level: str = _setting("info", "debug, info (a line a request), warning or error")
 
 
-def state_folder(settings: Settings, environment: Mapping[str, str]) -> Path:
-    """Where what outlives a process is kept."""
-    if settings.state_dir:
-        return Path(settings.state_dir).expanduser()
-    base = environment.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "pointsman"
-
-
-def pairs(settings: Settings, name: str) -> Mapping[str, float | None]:
+def pairs(name: str, texts: Sequence[str]) -> Mapping[str, float | None]:
     """A setting of `WORD=NUMBER` texts, `none` for None; the last of equal words counts. Raises ConfigError."""
     found: dict[str, float | None] = {}
-    for text in getattr(settings, name):
+    for text in texts:
         word, _, number = text.partition("=")
         try:
             found[word.strip()] = None if number.strip() == "none" else float(number)

@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from router.admission import records
@@ -26,7 +27,7 @@ LIMITS = {
 
 Flags = argparse.Namespace
 Parser = argparse.ArgumentParser
-OpenKeyring = Callable[[Flags], Keyring]
+OpenKeyring = Callable[[Flags], AbstractAsyncContextManager[Keyring]]
 
 
 def add_keys(parser: Parser, opened: OpenKeyring) -> None:
@@ -65,7 +66,13 @@ class _Actions:
         action.add_argument("--state-dir", metavar="DIR", help="the router's folder for state")
         for add in flags:
             add(action)
-        action.set_defaults(parser=action, command=lambda given: asyncio.run(run(self._opened(given), given)))
+        action.add_argument("--redis", metavar="URL", help="the store that routers share, if they do")
+
+        async def act(given: Flags) -> int:
+            async with self._opened(given) as keyring:
+                return await run(keyring, given)
+
+        action.set_defaults(parser=action, command=lambda given: asyncio.run(act(given)))
 
 
 def _add_id(parser: Parser) -> None:

@@ -79,9 +79,11 @@ def _fits(model: str, pattern: str) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Callers:
-    """All callers by key. `trusts_anyone`: where there are no keys, a header may name the tenant."""
+    """All callers by key. `trusts_anyone`: where there are no keys, a header may name the tenant; `is_closed`: where
+    there are none, nobody may do anything, as others can reach us."""
 
     trusts_anyone: bool = False
+    is_closed: bool = False
     book: Book = field(default_factory=Book)
     accounts: dict[str, Account] = field(default_factory=dict)
     num_routers: int = 1
@@ -126,6 +128,8 @@ class Callers:
 
     def is_guarded(self, role: str) -> bool:
         """Use is guarded once there is a key, a role of operators once a key has it."""
+        if self.is_closed:
+            return True
         if role == "use":
             return bool(self.book.keys)
         roles = {role, "admin"}

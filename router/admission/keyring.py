@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.admission import records
+from router.admission.bookfile import BookFile
 from router.admission.callers import Callers
 from router.admission.records import Book
 from router.errors import PointsmanError
@@ -32,11 +33,13 @@ class KeysUnavailable(PointsmanError):
 
 @dataclass(eq=False, slots=True)
 class Keyring:
-    """`refresh` looks whether others have changed the book; call it now and then."""
+    """`refresh` looks whether others have changed the book; call it now and then. `copy` is what stands while the store
+    cannot be asked."""
 
     store: BookStore
     callers: Callers
     version: str = ""
+    copy: BookFile | None = None
     _is_failing: bool = field(default=False, init=False)
 
     async def refresh(self) -> None:
@@ -44,12 +47,19 @@ class Keyring:
             found = await self.store.load(self.version)
             if found is not None:
                 self.take(*found)
+                await self._keep_copy(found[1])
         except Exception as error:
             if not self._is_failing:
                 log.error("keys cannot be read, those known stay in force: %s", error)
             self._is_failing = True
         else:
             self._is_failing = False
+
+    async def _keep_copy(self, document: bytes) -> None:
+        if self.copy is not None:
+            known = await self.copy.load("")
+            if known is not None and known[1] != document:
+                await self.copy.save(document, known[0])
 
     def take(self, version: str, document: bytes) -> None:
         """Put a book in force. Raises ValueError for what is no book."""

@@ -17,12 +17,11 @@ from router.admission.crowds import Crowd
 from router.admission.flows import Flows
 from router.admission.shares import Shares
 from router.admission.stretches import Stretches
-from router.admission.waiters import Limits, Waiter, due_of, limits_of, standing_of
+from router.admission.waiters import NO_LIMITS, Limits, Waiter, due_of, limits_of, standing_of
 from router.core import Demand, Standing
 
 T = TypeVar("T")
 
-NO_LIMITS: Limits = (None, frozenset())
 # Lanes tried in vain in one go: at well under 0.1 ms a try, a few milliseconds of the event loop.
 MAX_MISSES = 32
 

@@ -14,7 +14,8 @@ from router.admission.bands import BandTerms
 from router.admission.displacing import Displaceable
 from router.admission.line import Line
 from router.admission.pace import Pace
-from router.admission.tokens import actual_tokens, expected_tokens, learn_output
+from router.admission.ration import PoolRation, Ration
+from router.admission.tokens import actual_tokens, expected_tokens, learn_output, queued_tokens
 from router.admission.waiters import Waiter, standing_of
 from router.core import Demand, Lease, Outcome, Pool, Whereabouts
 from router.errors import Displaced, Expired, Hopeless, NoReplica, Overloaded, PointsmanError
@@ -32,6 +33,7 @@ class _PoolLine:
     """A pool's waiters and how fast they get their places."""
 
     line: Line[Place]
+    ration: PoolRation | None = None
     pace: Pace = field(default_factory=Pace)
     displaceable: Displaceable = field(default_factory=Displaceable)
     is_pump_due: bool = False
@@ -44,7 +46,8 @@ class LocalQueue:
 
     `pump` must be called on every change that may open a place: a release, a replica ready, an adapter loaded, a
     breaker that lets a probe through. Nothing here polls. `on_waiting(num)` is told when somebody begins or ends to
-    wait: other processes then see to it that we hear of a place that they free.
+    wait: other processes then see to it that we hear of a place that they free. With a `ration` other routers share the
+    replicas: it says how many places are ours, and while any router has waiters, whose turn it is.
     """
 
     placer: Placer
@@ -53,10 +56,12 @@ class LocalQueue:
     max_wait_s: float
     on_waiting: Callable[[int], None] | None = None
     terms: BandTerms | None = None
+    ration: Ration | None = None
     _terms: BandTerms = field(init=False)
     _lines: dict[str, _PoolLine] = field(default_factory=dict, init=False)
     _sequence: Iterator[int] = field(default_factory=itertools.count, init=False)
     _waiters: dict[int, Waiter[Place]] = field(default_factory=dict, init=False)
+    _granted: dict[Lease, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.max_waiting < 0:
@@ -64,6 +69,8 @@ class LocalQueue:
         if self.max_wait_s <= 0.0:
             raise ValueError("max_wait_s must be above 0")
         self._terms = self.terms or BandTerms.with_wait(self.max_wait_s)
+        if self.ration is not None:
+            self.ration.granted, self.ration.reopened = self._grant, self._open
 
     async def place(self, demand: Demand) -> Lease:
         """See `ports.Queue`. The first try is synchronous, before any await.
@@ -76,7 +83,7 @@ class LocalQueue:
         if now >= demand.request.deadline:
             raise Expired("the deadline had passed before a place was asked for")
         queue = self._line_of(demand.pool)
-        if not queue.line.is_held_up(demand):
+        if not queue.line.is_held_up(demand) and (queue.ration is None or queue.ration.may_start()):
             lease = self.placer.place(demand)
             if lease is not None:
                 self._charge(queue, lease, now)
@@ -115,7 +122,8 @@ class LocalQueue:
     def _line_of(self, pool: Pool) -> _PoolLine:
         queue = self._lines.get(pool.model)
         if queue is None:
-            queue = self._lines[pool.model] = _PoolLine(Line(self._terms))
+            ration = None if self.ration is None else self.ration.pool(pool.model)
+            queue = self._lines[pool.model] = _PoolLine(Line(self._terms), ration)
         return queue
 
     def _until(self, demand: Demand, now: float) -> float:
@@ -150,6 +158,8 @@ class LocalQueue:
         waiter = queue.line.join(demand, loop.create_future(), now, next(self._sequence))
         timer = loop.call_later(self._until(demand, now) - now, self._expire, queue, waiter)
         self._waiters[id(demand)] = waiter
+        if queue.ration is not None:
+            queue.ration.join(waiter, queued_tokens(demand, queue.line.flows.get(waiter.standing)))
         self._tell_waiting()
         try:
             queue.displaceable.displace_for(demand)
@@ -160,6 +170,8 @@ class LocalQueue:
             raise
         finally:
             timer.cancel()
+            if queue.ration is not None:
+                queue.ration.leave(waiter)
             del self._waiters[id(demand)]
             self._tell_waiting()
 
@@ -174,6 +186,8 @@ class LocalQueue:
             self._advance(queue)
 
     def _advance(self, queue: _PoolLine) -> None:
+        if queue.ration is not None and queue.ration.is_ordering:
+            return  # places come as grants
         if queue.line.advance(lambda waiter: self._serve(queue, waiter)) and not queue.is_pump_due:
             queue.is_pump_due = True
             asyncio.get_running_loop().call_soon(self._resume, queue)
@@ -186,6 +200,11 @@ class LocalQueue:
         """Is this waiter done with the line? Place it, unless its task was cancelled and has not run since."""
         if waiter.ticket.done():
             return True
+        if queue.ration is not None and not queue.ration.may_start():
+            return False
+        return self._place_waiter(queue, waiter)
+
+    def _place_waiter(self, queue: _PoolLine, waiter: Waiter[Place]) -> bool:
         try:
             lease = self.placer.place(waiter.demand)
         except Exception as error:
@@ -197,7 +216,25 @@ class LocalQueue:
             self._charge(queue, lease, now)
             queue.pace.gave(now)
             waiter.ticket.set_result(lease)
+            if queue.ration is not None:
+                queue.ration.leave(waiter)
         return lease is not None
+
+    def _grant(self, model: str, waiter: Waiter[Place]) -> bool:
+        """Its turn has come among all routers. False where it fits no place now."""
+        queue = self._lines[model]
+        tokens = queued_tokens(waiter.demand, queue.line.flows.get(waiter.standing))
+        is_done = waiter.ticket.done() or self._place_waiter(queue, waiter)
+        if is_done:
+            queue.line.leave(waiter)
+            if waiter.ticket.done() and not waiter.ticket.cancelled() and waiter.ticket.exception() is None:
+                self._granted[waiter.ticket.result()] = tokens
+        return is_done
+
+    def _open(self, model: str) -> None:
+        queue = self._lines.get(model)
+        if queue is not None and len(queue.line):
+            self._advance(queue)
 
     def _charge(self, queue: _PoolLine, lease: Lease, now: float) -> None:
         """Its flow pays at once for what the request will likely take."""
@@ -205,13 +242,19 @@ class LocalQueue:
         lease.charged_tokens = num_tokens = expected_tokens(lease, queue.line.flows.get(standing))
         lease.charge_rate = queue.line.serve(standing, num_tokens, now)
         lease.when_released(self._settle)
+        if queue.ration is not None:
+            queue.ration.took(lease)
         queue.displaceable.add(lease)
 
     def _settle(self, lease: Lease) -> None:
         """Its flow pays for what it took in truth, and gets back the rest."""
-        standing, line = standing_of(lease.demand), self._line_of(lease.demand.pool).line
+        standing, queue = standing_of(lease.demand), self._line_of(lease.demand.pool)
+        line, taken = queue.line, actual_tokens(lease)
         learn_output(line.flows.get(standing), lease)
-        line.settle(standing, actual_tokens(lease) - lease.charged_tokens, lease.charge_rate)
+        line.settle(standing, taken - lease.charged_tokens, lease.charge_rate)
+        charged = self._granted.pop(lease, None)
+        if charged is not None and queue.ration is not None:
+            queue.ration.turns.settle(standing, (taken - charged) / standing.weight)
 
     def _expire(self, queue: _PoolLine, waiter: Waiter[Place]) -> None:
         if waiter.ticket.done():

@@ -2,7 +2,7 @@
 knows no order."""
 
 from router.admission.flows import Flow
-from router.core import Lease
+from router.core import Demand, Lease
 
 # Of a flow that no answer is known of.
 DEFAULT_OUTPUT_TOKENS = 128.0
@@ -13,11 +13,18 @@ _NEWEST_SHARE = 0.1
 
 def expected_tokens(lease: Lease, flow: Flow) -> float:
     """What the decision leaves to be computed, and as long an answer as this flow's are, or as the request allows."""
+    return lease.decision.uncached_tokens + _output_tokens(lease.demand, flow) + MIN_TOKENS
+
+
+def queued_tokens(demand: Demand, flow: Flow) -> float:
+    """The same before there is a decision: as if nothing of the prompt were cached."""
+    return demand.prompt.num_tokens + _output_tokens(demand, flow) + MIN_TOKENS
+
+
+def _output_tokens(demand: Demand, flow: Flow) -> float:
     output = DEFAULT_OUTPUT_TOKENS if flow.mean_output_tokens is None else flow.mean_output_tokens
-    most = lease.demand.request.max_tokens
-    if most is not None and most < output:
-        output = most
-    return lease.decision.uncached_tokens + output + MIN_TOKENS
+    most = demand.request.max_tokens
+    return output if most is None or most > output else most
 
 
 def actual_tokens(lease: Lease) -> float:

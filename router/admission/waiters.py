@@ -16,6 +16,8 @@ from router.core import Band, Demand, Standing
 T = TypeVar("T")
 Limits = tuple[str | None, frozenset[str]]
 
+NO_LIMITS: Limits = (None, frozenset())
+
 # Within a flow the earliest deadline goes first; but each goes as if it had no longer than this, so that those with
 # short deadlines cannot pass it for ever. A step of a body's priority within its band counts as so much waiting.
 PATIENCE_S = 30.0

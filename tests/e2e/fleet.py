@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -73,10 +74,11 @@ def running(command: list[str], until: str = "Ctrl-C stops all of it", **environ
         "POINTSMAN_GRPC": "true",
         "POINTSMAN_GRPC_PORT": str(grpc_port),
     }
+    state = TemporaryDirectory(prefix="pointsman-e2e")
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env=os.environ | ports | environment,
+        env=os.environ | ports | {"POINTSMAN_STATE_DIR": state.name} | environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -97,6 +99,7 @@ def running(command: list[str], until: str = "Ctrl-C stops all of it", **environ
         reader.join()
         if process.stdout is not None:
             process.stdout.close()
+        state.cleanup()
 
 
 def _pump(process: "subprocess.Popen[str]", lines: "queue.Queue[str | None]") -> None:

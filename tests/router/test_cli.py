@@ -11,7 +11,7 @@ from router import cli, config
 from router.config import Settings
 from router.telemetry.logs import LOGGER
 
-COMMANDS = ["up", "serve", "check", "replicas", "drain", "chat"]
+COMMANDS = ["up", "serve", "check", "replicas", "drain", "keys", "tenants", "chat"]
 
 
 class Ended:

@@ -1,0 +1,21 @@
+"""Every key that we use in Redis. Keys of one pool, and those of one account, stand in one hash slot, so that a script
+may use them together on a cluster. Knows names only.
+"""
+
+from urllib.parse import quote
+
+PREFIX = "pm:"
+
+
+def pool(model: str) -> str:
+    """What the keys of a pool begin with."""
+    return f"{PREFIX}{{pool/{quote(model, safe='')}}}:"
+
+
+def account(name: str) -> str:
+    return f"{PREFIX}{{account/{quote(name, safe='')}}}"
+
+
+BOOK = PREFIX + "{keys}:book"
+ROUTERS = PREFIX + "{routers}"
+PROBE = PREFIX + "{probe}:"
