@@ -6,6 +6,7 @@ import contextlib
 import errno
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from aiohttp import web
@@ -72,16 +73,20 @@ async def open_grpc(settings: Settings, served: Served) -> AsyncIterator[None]:
         return
     # Not before it is wanted: gRPC takes 40 MB.
     from router.transports.grpc.calls import Calls
+    from router.transports.grpc.kserve import KserveService
     from router.transports.grpc.server import GrpcAddress, Tls, grpc_port
     from router.transports.grpc.service import InferenceService
 
     pem = await asyncio.to_thread(_read_tls, settings)
     tls = Tls(pem["grpc_tls_key"], pem["grpc_tls_cert"], pem.get("grpc_tls_client_ca")) if pem else None
     address = GrpcAddress(settings.host, settings.grpc_port, is_shared=settings.workers > 1, tls=tls)
-    service = InferenceService(Calls(served.begin, served.clock, settings.request_timeout_s), served.models)
+    calls = Calls(served.begin, served.clock, settings.request_timeout_s)
+    service = InferenceService(calls, served.models)
+    kserve = KserveService(calls, served.models, served.is_ready, version("pointsman"))
     async with contextlib.AsyncExitStack() as stack:
         with names_port(settings.host, settings.grpc_port, "--grpc-port"):
-            await stack.enter_async_context(grpc_port(address, service, served.is_ready, settings.max_body_bytes))
+            port = grpc_port(address, service, kserve, served.is_ready, settings.max_body_bytes)
+            await stack.enter_async_context(port)
         yield
 
 

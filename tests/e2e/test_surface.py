@@ -1,6 +1,8 @@
 """What clients bring besides chat completions, with the real model: Responses, Messages, LangChain, WebSocket, gRPC."""
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import anthropic
@@ -135,3 +137,12 @@ def test_a_session_over_grpc(fleet: Fleet) -> None:
         heard = list(stub.ChatSession(iter(asks)))
     assert {event.turn_id for event in heard} == {"t"}
     assert "".join(event.answer.text for event in heard) == ANSWER
+
+
+def test_tritons_client_infers_whole_and_streamed(fleet: Fleet) -> None:
+    command = [sys.executable, "-m", "tests.e2e.triton_client", fleet.grpc_address, MODEL, "The capital of France is"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    whole, streamed = json.loads(done.stdout)
+    assert whole == streamed
+    assert whole.startswith(" Paris")

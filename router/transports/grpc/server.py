@@ -14,15 +14,17 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from pointsman.v1.inference_pb2 import DESCRIPTOR
+from pointsman.v1 import inference_pb2, kserve_pb2
 from pointsman.v1.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
+from pointsman.v1.kserve_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 
 # How often health checks learn whether the router is ready.
 HEALTH_TICK_S = 0.5
 KEEPALIVE_S = 60
 # Clients that ping more often than this without a call are told to go.
 LEAST_PING_S = 10
-SERVICE = DESCRIPTOR.services_by_name["Inference"].full_name
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+KSERVE_SERVICE = kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +48,21 @@ class GrpcAddress:
 
 @asynccontextmanager
 async def grpc_port(
-    address: GrpcAddress, service: InferenceServicer, is_ready: Callable[[], bool], max_message_bytes: int
+    address: GrpcAddress,
+    service: InferenceServicer,
+    kserve: GRPCInferenceServiceServicer,
+    is_ready: Callable[[], bool],
+    max_message_bytes: int,
 ) -> AsyncIterator[int]:
     """Serve until the block is left; yields the port. Calls that are open then are cancelled. Raises OSError where the
     address cannot be had."""
     server = grpc.aio.server(options=_options(address, max_message_bytes))
     checks = health.aio.HealthServicer()
     add_InferenceServicer_to_server(service, server)
+    add_GRPCInferenceServiceServicer_to_server(kserve, server)
     add_HealthServicer_to_server(checks, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    names = (SERVICE, KSERVE_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
     port = _bind(server, address)
     async with asyncio.TaskGroup() as group:
         await server.start()

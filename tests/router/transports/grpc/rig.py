@@ -11,6 +11,7 @@ from pointsman.v1.inference_pb2 import ChatMessage, ChatRequest, ContentPart
 from pointsman.v1.inference_pb2_grpc import InferenceStub
 from router.transports.grpc.calls import Calls
 from router.transports.grpc.failures import DETAILS_KEY
+from router.transports.grpc.kserve import KserveService
 from router.transports.grpc.server import GrpcAddress, Tls, grpc_port
 from router.transports.grpc.service import InferenceService
 from tests.fakes import FakeExchange, FakeUpstream, Station, specs_of, until
@@ -49,7 +50,8 @@ async def open_rig(
     address = GrpcAddress("127.0.0.1", 0, tls=tls)
     calls = Calls(station.proxy.begin, station.clock, TIMEOUT_S)
     service = InferenceService(calls, station.registry.models)
-    async with grpc_port(address, service, is_ready, MAX_MESSAGE_BYTES) as port, channel_of(port) as channel:
+    kserve = KserveService(calls, station.registry.models, is_ready, "1.2")
+    async with grpc_port(address, service, kserve, is_ready, MAX_MESSAGE_BYTES) as port, channel_of(port) as channel:
         rig = Rig(station, upstream, calls, InferenceStub(channel), channel)
         yield rig
         await rig.until_idle()

@@ -14,7 +14,8 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from pointsman.v1.inference_pb2 import ListModelsRequest
 from pointsman.v1.inference_pb2_grpc import InferenceServicer
-from router.transports.grpc.server import SERVICE, GrpcAddress, Tls, grpc_port
+from pointsman.v1.kserve_pb2_grpc import GRPCInferenceServiceServicer
+from router.transports.grpc.server import KSERVE_SERVICE, SERVICE, GrpcAddress, Tls, grpc_port
 from tests.router.transports.grpc.rig import MAX_MESSAGE_BYTES, chat, open_rig
 
 
@@ -80,7 +81,7 @@ async def test_reflection_lists_the_services() -> None:
         call = stub.ServerReflectionInfo()
         await call.write(ServerReflectionRequest(list_services=""))
         names = {each.name for each in (await call.read()).list_services_response.service}
-        assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+        assert names == {SERVICE, KSERVE_SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
         await call.done_writing()
 
 
@@ -95,6 +96,7 @@ async def test_a_message_over_the_limit_is_refused_and_the_connection_lives_on()
 async def test_an_address_that_is_taken_is_an_error_at_the_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = GrpcAddress("127.0.0.1", taken.getsockname()[1])
+        services = InferenceServicer(), GRPCInferenceServiceServicer()
         with pytest.raises(OSError, match="address"):
-            async with grpc_port(address, InferenceServicer(), lambda: True, MAX_MESSAGE_BYTES):
+            async with grpc_port(address, *services, lambda: True, MAX_MESSAGE_BYTES):
                 pass
