@@ -30,7 +30,6 @@ from router.ports import Reply
 from router.prefix.caches import Caches
 from router.prefix.index import BlockIndex
 from router.prefix.reader import Prompts
-from router.prefix.source import SourceError, TokenizerSource
 from router.proxy import Proxy, ProxyLimits
 from router.relay import Relay, RelayTimes
 from router.replicas.discovery.static import StaticDiscovery, parse_replicas
@@ -40,6 +39,7 @@ from router.routing.presets import open_parts, preset
 from router.telemetry.journal import Journal
 from router.telemetry.metrics import Metrics
 from router.telemetry.recording import open_recording
+from router.tokenizing import Tokenizers
 from router.transports.dialects.desk import Dialects
 from router.transports.dialects.kept import KeptHere
 from router.transports.dialects.pages import add_response_routes
@@ -80,6 +80,7 @@ class Router:
         self.index = BlockIndex(settings.index_bytes)
         self.prompts = Prompts(cache_bytes=settings.token_cache_bytes)
         self.caches = Caches(self.index, self.prompts.has_tokenizer, listens=sharing is None)
+        self.tokenizers = Tokenizers(self.prompts, self.caches.knowledge, logger, settings.token_cache_bytes)
         self.registry = self._new_registry()
         self.placement = self._new_placement()
         self.queue = self._new_queue()
@@ -90,7 +91,6 @@ class Router:
         self.lag_s = 0.0
         self.port: DataPort | None = None
         self.drain_timeout_s = settings.drain_timeout_s
-        self._tokenizers: dict[Pool, asyncio.Task[None]] = {}
         pages.add_gauges(self)
 
     async def run(self, stop: asyncio.Event, on_open: Callable[[], None]) -> None:
@@ -109,9 +109,9 @@ class Router:
     ) -> None:
         """Like `run`, on what `listen` opens and with replicas as `watch` sees them."""
         async with self._open_port() as port, listen(port), asyncio.TaskGroup() as group:
-            self._group = group
             running = [
                 group.create_task(watch()),
+                group.create_task(self.tokenizers.run()),
                 group.create_task(self._tick_relays()),
                 group.create_task(self._sweep(port)),
             ]
@@ -131,7 +131,7 @@ class Router:
     @property
     def is_loading(self) -> bool:
         """Is a tokenizer being loaded? Until then prompts of its pool are hashed as text."""
-        return any(not task.done() for task in self._tokenizers.values())
+        return self.tokenizers.is_loading
 
     def retire(self) -> None:
         """Another process has taken our place: every answer from now on is the last of its connection."""
@@ -215,23 +215,8 @@ class Router:
                 self.sharing.desk.sweep()
 
     def _on_identified(self, replica: Replica, pool: Pool, document: Mapping[str, object] | None) -> None:
-        """A pool's first replica brings its tokenizer, from the path that its spec names or from its own answer."""
         self.caches.identified(replica, pool)
-        if pool in self._tokenizers or (document is None and replica.spec.tokenizer is None):
-            return
-        self._tokenizers[pool] = self._group.create_task(self._load_tokenizer(pool, replica, document))
-
-    async def _load_tokenizer(self, pool: Pool, replica: Replica, document: Mapping[str, object] | None) -> None:
-        path = replica.spec.tokenizer
-        try:
-            if path is not None:
-                source = await asyncio.to_thread(TokenizerSource.from_path, path)
-            else:
-                source = await asyncio.to_thread(TokenizerSource.from_served, document or {})
-            await asyncio.to_thread(self.prompts.configure, pool, source)
-        except SourceError as error:
-            fields = {"model": pool.model, "replica": replica.id, "error": str(error)}
-            self.logger.warning("no tokenizer: prompts are hashed as text", extra={"fields": fields})
+        self.tokenizers.identified(replica, pool, document)
 
     def _new_registry(self) -> Registry:
         settings = self.settings

@@ -141,7 +141,7 @@ class PromptReader(Protocol):
     async def read(self, request: Request, pool: Pool, adapter: str | None) -> Prompt:
         """At once, but where there is much new text: that is read off the event loop.
 
-        Raises InvalidRequest where the pool's chat template refuses the messages.
+        Raises InvalidRequest where the input is none.
         """
 
 

@@ -19,7 +19,7 @@ LAYERS = [
     {"proxy", "relay", "placement", "workers"},
     {"transports"},
     {"commons"},
-    {"app", "listening", "pages"},
+    {"app", "listening", "pages", "tokenizing"},
     {"child", "processes", "supervisor", "company"},
     {"cli", "up", "engines", "chat", "admin", "keycommands", "__main__"},
 ]

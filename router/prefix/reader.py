@@ -1,6 +1,6 @@
 """A request's input as a Prompt of its pool. Knows requests, pools and when to wait; nothing of replicas or indexes.
 
-A pool whose tokenizer is not known is read as text.
+A pool whose tokenizer is not known is read as text, and so is a chat that the template refuses: the engine answers it.
 """
 
 from array import array
@@ -9,6 +9,7 @@ from functools import lru_cache
 from router.core import Pool, Prompt, Request
 from router.errors import InvalidRequest
 from router.prefix.blocks import CacheScope, prompt_of_text, prompt_of_tokens, text_of_chat
+from router.prefix.engine_tokens import EngineTokens
 from router.prefix.flights import Flights
 from router.prefix.known import KnownTexts
 from router.prefix.reading import Reading, Unread
@@ -28,6 +29,7 @@ class Prompts:
         self._known = KnownTexts(cache_bytes)
         self._inline_bytes = inline_bytes
         self._readings: dict[str, Reading] = {}
+        self._asked: dict[str, EngineTokens] = {}
         self._flights = Flights()
         self._scope = lru_cache(NUM_SCOPES)(CacheScope.of)
 
@@ -36,9 +38,13 @@ class Prompts:
         # One assignment: a prompt is read with the old or with the new, never with half of each.
         self._readings[pool.model] = Reading.of(source, self._known)
 
+    def ask(self, pool: Pool, engine: EngineTokens) -> None:
+        """From now on, have this pool's prompts tokenized by its engine."""
+        self._asked[pool.model] = engine
+
     def has_tokenizer(self, pool: Pool) -> bool:
         """Are this pool's prompts read as the replicas read them, and not as text?"""
-        return pool.model in self._readings
+        return pool.model in self._readings or pool.model in self._asked
 
     def close(self) -> None:
         """Text that waits for a thread is given up; idle threads end."""
@@ -48,14 +54,20 @@ class Prompts:
         """Length and block hashes of a request's messages or, in a completion, of the first of its prompts; None where
         there is so much new text that `read` must be awaited.
 
-        Raises InvalidRequest: `messages` that the chat template refuses, a `prompt` that is neither text nor token
-        ids, text with a lone surrogate.
+        Raises InvalidRequest: a `prompt` that is neither text nor token ids, text with a lone surrogate.
         """
+        if (engine := self._asked_for(request, pool)) is not None:
+            return engine.find(request, self._scope(pool.block_size, adapter, request.cache_salt))
         found = self._find(request, pool, adapter)
         return found if isinstance(found, Prompt) else self._finish_short(found)
 
     async def read(self, request: Request, pool: Pool, adapter: str | None) -> Prompt:
-        """As `read_now`, but waits where there is much new text, and nowhere else."""
+        """As `read_now`, but waits where there is much new text, or an engine is asked, and nowhere else."""
+        if (engine := self._asked_for(request, pool)) is not None:
+            scope = self._scope(pool.block_size, adapter, request.cache_salt)
+            said = await engine.read(request, scope)
+            if said is not None:
+                return said
         found = self._find(request, pool, adapter)
         if isinstance(found, Prompt):
             return found
@@ -63,6 +75,13 @@ class Prompts:
         if prompt is not None:
             return prompt
         return found.finish(await self._flights.encode(found.tokenizer, found.keys, found.texts))
+
+    def _asked_for(self, request: Request, pool: Pool) -> EngineTokens | None:
+        """Who is to be asked: nobody where the request has its tokens already."""
+        engine = self._asked.get(pool.model)
+        if engine is None or (request.messages is None and not isinstance(_first_prompt(request.prompt), str)):
+            return None
+        return engine
 
     def _finish_short(self, unread: Unread) -> Prompt | None:
         """None where there is too much to tokenize on the event loop."""
@@ -78,7 +97,10 @@ class Prompts:
                 return _find_completion(_first_prompt(request.prompt), scope, reading)
             if reading is None:
                 return prompt_of_text(text_of_chat(request.messages, request.template_options), scope)
-            return reading.find_chat(request.messages, request.template_options, scope)
+            try:
+                return reading.find_chat(request.messages, request.template_options, scope)
+            except InvalidRequest:
+                return prompt_of_text(text_of_chat(request.messages, request.template_options), scope)
         except UnicodeEncodeError as error:
             field = "prompt" if request.messages is None else "messages"
             raise InvalidRequest(f"`{field}` holds text that is not Unicode: {error.reason}.", param=field) from error
