@@ -35,10 +35,46 @@ async def drain(url: str, replica: str, *, undo: bool) -> int:
     return 0
 
 
-async def _ask(method: str, url: str) -> Any:
+async def explain(url: str, message: str, model: str | None, *, as_json: bool) -> int:
+    """Print where this message would be sent now, and why. 1 when the router cannot be asked."""
+    url = url.rstrip("/")
+    if model is None:
+        answer = await _ask("GET", f"{url}/admin/replicas")
+        served = [name for row in answer["replicas"] for name in row["models"]] if answer is not None else []
+        if not served:
+            if answer is not None:
+                print("pointsman: no replica has said yet what it serves; name a model with --model", file=sys.stderr)
+            return 1
+        model = served[0]
+    body = {"model": model, "messages": [{"role": "user", "content": message}], "stream": True}
+    answer = await _ask("POST", f"{url}/admin/explain", body)
+    if answer is None:
+        return 1
+    print(json.dumps(answer, indent=2) if as_json else _explained(answer))
+    return 0
+
+
+def _explained(answer: Mapping[str, Any]) -> str:
+    """A line for each replica, its cost in milliseconds and what that is made of; the chosen one has a star."""
+    candidates = answer["candidates"]
+    names = list(dict.fromkeys(name for each in candidates for name in each["terms"]))
+    names = [name for name in names if any(each["terms"].get(name) for each in candidates)]
+    rows = [["", "REPLICA", "CACHED", "COST", *(name.upper() for name in names)]]
+    for each in candidates:
+        cost = f"{each['cost'] * 1e3:.1f}" if each["cost"] is not None else each["excluded"]
+        terms = [f"{each['terms'][name] * 1e3:.1f}" if name in each["terms"] else "" for name in names]
+        rows.append(["*" if each["is_chosen"] else "", each["replica"], str(each["matched_tokens"]), cost, *terms])
+    head = f"{answer['prompt_tokens']} prompt tokens, {answer['expected_output_tokens']} expected; {answer['reason']}"
+    return f"{head}\n{_aligned(rows)}"
+
+
+async def _ask(method: str, url: str, body: Mapping[str, object] | None = None) -> Any:
     """The JSON answer, or None after one sentence on standard error."""
     try:
-        async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.request(method, url) as response:
+        async with (
+            aiohttp.ClientSession(timeout=_TIMEOUT) as session,
+            session.request(method, url, json=body) as response,
+        ):
             answer = await response.json()
             if response.status < 400 and isinstance(answer, dict):
                 return answer
@@ -71,7 +107,10 @@ def _message(answer: Any) -> str:
 
 def _table(replicas: list[Mapping[str, Any]]) -> str:
     """Columns as wide as they must be: a pipe or a narrow terminal never loses a name."""
-    rows = [list(_COLUMNS), *([_shown(row[name]) for name in _COLUMNS.values()] for row in replicas)]
+    return _aligned([list(_COLUMNS), *([_shown(row[name]) for name in _COLUMNS.values()] for row in replicas)])
+
+
+def _aligned(rows: list[list[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 

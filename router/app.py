@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -18,12 +17,13 @@ from aiohttp import web
 
 from router import pages
 from router.admission.gate import Gate
-from router.admission.opening import band_terms, check_addresses, open_keyring
 from router.admission.queue import LocalQueue
-from router.config import ConfigError, Settings, state_folder
+from router.commons import Commons
+from router.config import ConfigError, Settings
 from router.core import Decision, Demand, Lease, Pool, Replica, Request
 from router.errand import Errand
-from router.listening import LastReply, Served, names_port, new_sockets, open_admin, open_grpc
+from router.explaining import add_explain_route, explainer
+from router.listening import LastReply, Served, names_port, new_sockets, open_admin, open_grpc, open_names
 from router.placement import Placement
 from router.plugins import PluginError
 from router.ports import Reply
@@ -73,9 +73,10 @@ class Router:
         self.sharing = sharing
         self.metrics = Metrics()
         self.recording = open_recording(settings, logger)
-        self.keyring = open_keyring(settings, state_folder(settings, os.environ))
-        check_addresses(settings, self.keyring.callers)
+        self.commons = Commons(settings)
+        self.keyring = self.commons.keyring
         self.gate = self._new_gate()
+        self.names = open_names(settings)
         self.relays: set[Relay] = set()
         self.index = BlockIndex(settings.index_bytes)
         self.prompts = Prompts(cache_bytes=settings.token_cache_bytes)
@@ -108,7 +109,7 @@ class Router:
         watch: Watch,
     ) -> None:
         """Like `run`, on what `listen` opens and with replicas as `watch` sees them."""
-        async with self._open_port() as port, listen(port), asyncio.TaskGroup() as group:
+        async with self.commons.opened(), self._open_port() as port, listen(port), asyncio.TaskGroup() as group:
             running = [
                 group.create_task(watch()),
                 group.create_task(self.tokenizers.run()),
@@ -127,6 +128,10 @@ class Router:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.registry.run())
             group.create_task(self.caches.listen())
+
+    def models(self) -> Sequence[Mapping[str, object]]:
+        """Every name that can be asked for, as /v1/models lists them."""
+        return self.names.listed(self.registry.models())
 
     @property
     def is_loading(self) -> bool:
@@ -177,6 +182,7 @@ class Router:
             routes.middlewares.append(guard(self.keyring))
             add_key_routes(routes, self.keyring)
             add_indexer_routes(routes, pages.indexer(self))
+            add_explain_route(routes, explainer(self))
             async with open_admin(routes, settings):
                 yield
         finally:
@@ -251,10 +257,7 @@ class Router:
         return Placement(available, registry.has_ready, reserve, index, policy, clock, on_device=index.match_device)
 
     def _new_gate(self) -> Gate:
-        most, sharing, callers = self.settings.max_open_requests, self.sharing, self.keyring.callers
-        if sharing is None:
-            return Gate(most, callers=callers, is_busy=self._is_busy)
-        return Gate(most, sharing.desk.num_open_elsewhere, sharing.count_open, callers, self._is_busy)
+        return self.commons.new_gate(self.sharing, self._is_busy)
 
     def _is_busy(self, model: str) -> bool:
         """Does anybody wait for a replica of this model?"""
@@ -262,15 +265,8 @@ class Router:
         return found is not None and self.queue.num_waiting_in(found[0]) > 0
 
     def _new_queue(self) -> LocalQueue:
-        settings, on_waiting = self.settings, None if self.sharing is None else self._on_waiting
-        return LocalQueue(
-            self.placement,
-            time.monotonic,
-            settings.max_waiting,
-            settings.queue_timeout_s,
-            on_waiting=on_waiting,
-            terms=band_terms(settings),
-        )
+        on_waiting = None if self.sharing is None else self._on_waiting
+        return self.commons.new_queue(self.placement, self.registry, on_waiting)
 
     def _on_change(self) -> None:
         """Something may now be placed: here, or where a sibling's waiters have had no place for longer."""
@@ -328,6 +324,7 @@ class Router:
             budget=RetryBudget(settings.retry_budget_ratio),
             journal=Journal(self.metrics, self.logger, *self.caches.learners(), recording=self.recording),
             open_relays=self.relays,
+            names=self.names,
         )
 
     def _new_port(self, runner: web.AppRunner) -> DataPort:
@@ -360,12 +357,12 @@ class Router:
         self.metrics.requests.add(("none", "rejected", str(status)))
 
     def _served(self) -> Served:
-        return Served(self.proxy.begin, self.registry.models, lambda: pages.readiness(self)[0], time.monotonic)
+        return Served(self.proxy.begin, self.models, lambda: pages.readiness(self)[0], time.monotonic)
 
     def _views(self) -> Views:
         return Views(
             version=version("pointsman"),
-            models=self.registry.models,
+            models=self.models,
             live=lambda: {"loop_lag_ms": round(self.lag_s * 1e3, 1)},
             ready=lambda: pages.readiness(self),
             replicas=lambda: pages.replica_rows(self),

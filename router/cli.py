@@ -98,6 +98,18 @@ def _add_drain(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=lambda flags: asyncio.run(admin.drain(flags.admin_url, flags.replica, undo=flags.undo)))
 
 
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("message", help="what a client would say")
+    parser.add_argument("--model", help="model id (default: the first that a replica serves)")
+    parser.add_argument("--admin-url", default=ADMIN_URL, help=f"the router's admin port (default {ADMIN_URL})")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(command=_explain)
+
+
+def _explain(flags: argparse.Namespace) -> int:
+    return asyncio.run(admin.explain(flags.admin_url, flags.message, flags.model, as_json=flags.json))
+
+
 def _add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("message", nargs="?", help="what to say; without it, a conversation line by line")
     parser.add_argument("--url", default=DATA_URL, help=f"the router's data port (default {DATA_URL})")
@@ -121,6 +133,7 @@ _COMMANDS: Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]] =
     "serve": (_add_serve, "run the router in front of replicas that are there"),
     "check": (_add_check, "check the settings, and print them all as TOML"),
     "replicas": (_add_replicas, "show the replicas of a running router"),
+    "explain": (_add_explain, "say where a message would be sent now, and why"),
     "drain": (_add_drain, "send a replica nothing new"),
     "keys": (_add_keys, "create, list, change and revoke API keys"),
     "tenants": (_add_tenants, "shares and limits that hold for all keys of a tenant"),

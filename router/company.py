@@ -3,9 +3,10 @@ supervisor's reports; passes on what is asked of it.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -15,8 +16,10 @@ from aiohttp.typedefs import Handler, Middleware
 from router import pages
 from router.admission.keyring import Keyring
 from router.app import Router
+from router.commons import NONE
 from router.config import Settings
 from router.errors import PointsmanError
+from router.explaining import add_explain_route, refuse
 from router.listening import open_admin
 from router.prefix.indexer import Indexer, instances_of
 from router.supervisor import RestartFailed, Supervisor
@@ -43,12 +46,15 @@ def open_front(settings: Settings, logger: logging.Logger) -> Front:
     """Raises ConfigError for settings that name what is not there, before any process is started."""
     router = Router(settings, logger)
     if settings.workers == 1:
-        return Front(router.run, lambda: pages.readiness(router), router.registry.models)
-    supervisor = Supervisor(settings)
+        return Front(router.run, lambda: pages.readiness(router), router.models)
+    # The private server is the supervisor's; to its workers it is one like any other.
+    server = router.commons.server
+    supervisor = Supervisor(replace(settings, redis=NONE if router.commons.store is None else router.commons.store.url))
     company = Company(supervisor, router.keyring)
 
     async def run(stop: asyncio.Event, on_open: Callable[[], None]) -> None:
-        async with open_admin(company_routes(company), settings):
+        private = server.opened() if server is not None else contextlib.nullcontext()
+        async with private, open_admin(company_routes(company), settings):
             await supervisor.run(stop, on_open)
 
     return Front(run, company.ready, company.models, supervisor.restart_soon)
@@ -75,6 +81,7 @@ def company_routes(company: "Company") -> web.Application:
     app.middlewares.append(company.middleware())
     add_key_routes(app, company.keyring)
     add_indexer_routes(app, company.indexer())
+    add_explain_route(app, refuse)
     app.router.add_post("/admin/workers/restart", company.restart)
     return app
 

@@ -1,4 +1,4 @@
-"""The nouns of the router, and its glossary. Knows no I/O, no clock and no other file of ours.
+"""The nouns of the router, and its glossary. Knows no I/O, no clock, and of our files only how a step is timed.
 
 request    one call of a client, whatever transport it came by; `Request`.
 pool       replicas that serve the same model and share tokenizer, template and block size; `Pool`.
@@ -7,7 +7,7 @@ demand     a request as the queue and the policy see it: its pool, adapter, prom
 replica    one engine server (never worker, backend, endpoint or pod); `Replica`.
 load       what a replica last reported of itself, with its time; `Load`.
 candidate  a replica that could take a demand, and how much of the prompt it holds; `Candidate`.
-decision   the replica chosen, and why; `Decision`.
+decision   the replica chosen, and why; `Decision`. What it goes by is in `choice.py`.
 lease      the reservation of a decision, released exactly once with an `Outcome`; `Lease`.
 attempt    one try of a request on one replica; `Attempt`.
 band       a priority class; `Band`. standing: who asks, as far as order goes; `Standing`.
@@ -22,6 +22,8 @@ from enum import Enum, IntEnum, StrEnum
 from types import TracebackType
 
 import msgspec
+
+from router.steps import StepModel
 
 Headers = tuple[tuple[str, str], ...]
 """Names in lower case, and values."""
@@ -131,27 +133,6 @@ class Load:
     queued_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepModel:
-    """What one step of an engine takes, in seconds: `base_s`, + for each new prompt token `token_s` and, for each token
-    before it, `attention_s`; + for each sequence that decodes `sequence_s`, and for each token of its context
-    `context_s`. How it is learned is in `replicas/speeds.py`."""
-
-    base_s: float = 0.005
-    token_s: float = 0.0005
-    attention_s: float = 1e-8
-    sequence_s: float = 1.5e-4
-    context_s: float = 7.5e-7
-
-    def prefill_s(self, num_new: int, num_tokens: int) -> float:
-        """To compute the last `num_new` tokens of a prompt of `num_tokens`, without the steps' own time."""
-        return num_new * (self.token_s + self.attention_s * (num_tokens - 0.5 * num_new))
-
-    def decode_s(self, num_sequences: float, num_context_tokens: float) -> float:
-        """A step that computes one token of each sequence."""
-        return self.base_s + num_sequences * self.sequence_s + num_context_tokens * self.context_s
-
-
 class ReplicaState(Enum):
     """Life of a replica as health sees it; the transition table is in `replicas/health.py`."""
 
@@ -220,7 +201,7 @@ class Replica:
     awaited_tokens: float = 0.0
     shared_tokens: Callable[[Prompt], int] = _shares_nothing
     kv_capacity_tokens: int | None = None
-    step: StepModel = StepModel()
+    step: StepModel = field(default_factory=StepModel)
     adapter_load_s: float = 0.05
     resident_adapters: Collection[str] = ()
     round_trip_s: float = 0.0
@@ -273,19 +254,6 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
     tried: frozenset[str] = frozenset()
     standing: Standing | None = None
     num_displaced: int = 0
-
-
-class View(msgspec.Struct, frozen=True, gc=False):
-    """What a decision can see, and when: the replicas that may be given work `now`, and the leading blocks that each
-    holds, by its id; of those, `device_matches` need not be fetched from host memory. `num_blocks(id)`: all it holds.
-    """
-
-    now: float
-    replicas: Sequence[Replica]
-    matches: Mapping[str, int]
-    device_matches: Mapping[str, int]
-    num_blocks: Callable[[str], int]
-    expected_output_tokens: float = 0.0
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):

@@ -4,7 +4,8 @@ transport and every retry counts alike. Knows the rooms as callables and ports; 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from router.core import Decision, Demand, Lease, Pool, Replica, View
+from router.choice import Explanation, View
+from router.core import Decision, Demand, Lease, Pool, Replica
 from router.ports import Clock, Policy, PrefixIndex
 from router.routing.outputs import OutputLengths
 
@@ -38,6 +39,14 @@ class Placement:
         self.policy.placed(lease)
         lease.when_released(self.outputs.learn)
         return lease
+
+    def explain(self, demand: Demand) -> Explanation:
+        """What would be decided now. Nothing is counted, and nothing remembered."""
+        view = self._view(demand)
+        expected = self.outputs.expect(demand)
+        if view is None:
+            return Explanation(demand, expected, (), None)
+        return Explanation(demand, expected, self.policy.explain(demand, view), self.policy.decide(demand, view))
 
     def has_ready(self, demand: Demand) -> bool:
         return self.any_ready(demand.pool, demand.tried)

@@ -6,6 +6,7 @@ Rooms never import rooms: they meet here, and `app.py` hands each what it needs.
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from router.choice import View, Weighed
 from router.core import (
     Attempt,
     Candidate,
@@ -18,7 +19,6 @@ from router.core import (
     Prompt,
     ReplicaSpec,
     Request,
-    View,
     Whereabouts,
 )
 from router.errors import UpstreamError
@@ -226,6 +226,9 @@ class Bookkeeper(Protocol):
 
 
 class Policy(Protocol):
+    def explain(self, demand: Demand, view: View) -> Sequence[Weighed]:
+        """Every replica of the view, and what speaks for and against it. Changes nothing."""
+
     def placed(self, lease: Lease) -> None:
         """Its decision has become this lease."""
 

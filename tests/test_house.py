@@ -13,13 +13,13 @@ GENERATED = Path("proto/pointsman/v1")
 
 # Each layer of the router imports only what stands before it, or its own; rooms never import rooms.
 LAYERS = [
-    {"core"},
+    {"core", "choice", "steps"},
     {"ports", "errors", "errand", "config", "plugins", "openai", "headers", "heads", "naming", "retries", "store", "telemetry"},
     {"admission", "routing", "prefix", "replicas", "upstream"},
     {"proxy", "relay", "placement", "workers"},
     {"transports"},
     {"commons"},
-    {"app", "listening", "pages", "tokenizing"},
+    {"app", "explaining", "listening", "pages", "tokenizing"},
     {"child", "processes", "supervisor", "company"},
     {"cli", "up", "engines", "chat", "admin", "keycommands", "__main__"},
 ]
@@ -28,8 +28,8 @@ RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # What the streets may import of each other.
 NEIGHBOURS = {"router": {"pointsman"}, "engine": {"pointsman"}, "loadtest": {"pointsman"}, "pointsman": set[str]()}
 # Load tools that step the router's synchronous cores themselves; all else in `loadtest` speaks over the wire.
-WITH_ROUTER_CORES = {Path("loadtest/micro.py"), Path("loadtest/micro_caches.py")}
-ROUTER_CORES = {"core", "admission", "prefix", "replicas", "routing", "workers"}
+WITH_ROUTER_CORES = {Path(f"loadtest/{name}.py") for name in ("micro", "micro_caches", "decisions")}
+ROUTER_CORES = {"core", "placement", "admission", "prefix", "replicas", "routing", "workers"}
 # The simulator steps the engine's torch-free files as well, and what the router's composition root puts together.
 SIMULATOR = Path("loadtest/simulator")
 SIMULATED = ROUTER_CORES | {"errors", "placement", "plugins", "ports"}

@@ -13,7 +13,7 @@ wrong scale (a CPU for a GPU) is corrected at once and in all of them; samples f
 
 from dataclasses import dataclass, field, replace
 
-from router.core import StepModel
+from router.steps import StepModel
 
 PRIOR = StepModel()
 # Prompt tokens that an engine computes in one step; only how many steps a long prompt takes depends on it.

@@ -10,6 +10,7 @@ and the request's tokens; knows no other replica and chooses nothing.
     delay       a share of what our prefill delays each running decode
     reading     a share of what the reading of our KV adds to the steps of each running decode
     eviction    computing anew what our new blocks evict, as far as it is likely to be asked for again
+    room        the share of the KV cache that we would fill and nobody else, for as long as we decode, the fuller it is
     lateness    what an SLO of the request would be missed by, weighed heavily
 
 The first four are our own first token; the others are weighed by `Weights`.
@@ -20,12 +21,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.core import Replica, StepModel
+from router.core import Prompt, Replica, Slo
 
 # Prompt tokens that an engine computes in one step.
 CHUNK_TOKENS = 8192
 # Fetching a token's KV from host memory instead of computing it.
 HOST_SHARE = 0.06
+# Above this share of the KV cache in use, room in it gets no scarcer.
+MOST_USED = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +38,22 @@ class Weights:
     decode: float = 0.1
     delay: float = 0.05
     reading: float = 0.05
-    eviction: float = 0.0
-    lateness: float = 10.0
+    eviction: float = 0.5
     room: float = 1.0
-    power: float = 4.0
-    full: float = 1.0
+    lateness: float = 10.0
 
 
 class Need(msgspec.Struct, frozen=True, gc=False):
-    """What of a request its cost depends on. Output is what is expected; SLOs in seconds, None where none is set."""
+    """What of a request its cost depends on; `num_output` tokens are expected."""
 
     now: float
-    num_tokens: int
+    prompt: Prompt
     num_output: float
     adapter: str | None = None
-    ttft_slo_s: float | None = None
-    tpot_slo_s: float | None = None
+    slo: Slo | None = None
 
 
-TERMS = ("wait", "prefill", "adapter", "round_trip", "decode", "delay", "reading", "eviction", "lateness")
+TERMS = ("wait", "prefill", "adapter", "round_trip", "decode", "delay", "reading", "eviction", "room", "lateness")
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
@@ -67,6 +67,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     delay: float
     reading: float
     eviction: float
+    room: float
     lateness: float
     own_prefill_s: float
 
@@ -85,6 +86,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
             + self.delay
             + self.reading
             + self.eviction
+            + self.room
             + self.lateness
         )
 
@@ -101,47 +103,50 @@ def wait_s(replica: Replica, now: float) -> float:
     return left_s + (replica.sibling_prefilling_tokens + replica.foreign_tokens) * replica.step.token_s
 
 
-def terms(
-    need: Need, replica: Replica, step: StepModel, num_matched: int, num_host: int, num_shared: int, weights: Weights
-) -> Terms:
-    """`num_matched` tokens of the prompt are cached there, `num_host` of them in host memory only; `step` is the
-    replica's, or what it is taken for."""
-    num_tokens, num_output = need.num_tokens, need.num_output
-    num_new = num_tokens - num_matched
-    num_running = replica.num_running
-    step_s = step.decode_s(num_running, replica.context_tokens) if num_running > 0 else 0.0
-    wait = wait_s(replica, need.now) + 0.5 * step_s
-    own_s = step.prefill_s(num_new, num_tokens)
-    prefill = own_s + (step_s or step.base_s) * (1.0 + num_new // CHUNK_TOKENS) + num_host * HOST_SHARE * step.token_s
-    adapter = 0.0
-    if need.adapter is not None and need.adapter not in replica.resident_adapters:
-        adapter = replica.adapter_load_s
+def terms(need: Need, replica: Replica, token_s: float, num_matched: int, num_host: int, weights: Weights) -> Terms:
+    """`num_matched` tokens of the prompt are cached there, `num_host` of them in host memory only; `token_s` is what a
+    new one is taken to cost there."""
+    step, num_tokens, num_output = replica.step, need.prompt.num_tokens, need.num_output
+    num_new, num_running = num_tokens - num_matched, replica.num_running
     next_s = step.decode_s(num_running + 1, replica.context_tokens + num_tokens)
-    room = 0.0
-    capacity = replica.kv_capacity_tokens
-    if capacity is not None:
-        held = replica.held_tokens + 0.5 * replica.awaited_tokens
-        unique = num_tokens - num_shared + 0.5 * num_output
-        used = held / capacity
-        decode_s = num_output * next_s
-        room = weights.room * unique / capacity * decode_s * used**weights.power
-        excess = held + unique - capacity
-        if excess > 0.0 and num_running:
-            wait += weights.full * excess / capacity * decode_s
-    late_s = 0.0
-    if need.ttft_slo_s is not None:
-        late_s += max(0.0, wait + prefill + adapter + replica.round_trip_s - need.ttft_slo_s)
-    if need.tpot_slo_s is not None:
-        late_s += max(0.0, next_s - need.tpot_slo_s) * num_output
+    wait = wait_s(replica, need.now)
+    if num_running > 0:
+        wait += 0.5 * next_s
+    own_s = num_new * (token_s + step.attention_s * (num_tokens - 0.5 * num_new))
+    prefill = own_s + next_s * (1.0 + num_new // CHUNK_TOKENS) + num_host * HOST_SHARE * token_s
+    is_cold = need.adapter is not None and need.adapter not in replica.resident_adapters
+    adapter = replica.adapter_load_s if is_cold else 0.0
+    first_s = wait + prefill + adapter + replica.round_trip_s
     return Terms(
-        wait=wait,
-        prefill=prefill,
-        adapter=adapter,
-        round_trip=replica.round_trip_s,
-        decode=weights.decode * num_output * next_s,
-        delay=weights.delay * own_s * num_running,
-        reading=weights.reading * step.context_s * (num_tokens + 0.5 * num_output) * num_output * num_running,
-        eviction=weights.eviction * own_s + room,
-        lateness=weights.lateness * late_s,
-        own_prefill_s=own_s,
+        wait,
+        prefill,
+        adapter,
+        replica.round_trip_s,
+        weights.decode * num_output * next_s,
+        weights.delay * own_s * num_running,
+        weights.reading * step.context_s * (num_tokens + 0.5 * num_output) * num_output * num_running,
+        weights.eviction * own_s,
+        weights.room * _room_s(need, replica, num_output * next_s),
+        weights.lateness * _late_s(need, first_s, next_s) if need.slo is not None else 0.0,
+        own_s,
     )
+
+
+def _room_s(need: Need, replica: Replica, decode_s: float) -> float:
+    """The share of the KV cache that we would fill alone x how long, x how full it is."""
+    capacity = replica.kv_capacity_tokens
+    if capacity is None:
+        return 0.0
+    unique = need.prompt.num_tokens - replica.shared_tokens(need.prompt) + 0.5 * need.num_output
+    used = (replica.held_tokens + 0.5 * replica.awaited_tokens) / capacity
+    used = min(used, MOST_USED)
+    scarcity = used / (1.0 - used)
+    return unique / capacity * decode_s * scarcity
+
+
+def _late_s(need: Need, first_s: float, next_s: float) -> float:
+    """By how much the first token, and all others together, would come later than the client hopes."""
+    assert need.slo is not None  # else nothing is late
+    ttft_s, tpot_s = need.slo.ttft_s, need.slo.tpot_s
+    late_s = 0.0 if ttft_s is None else max(0.0, first_s - ttft_s)
+    return late_s if tpot_s is None else late_s + max(0.0, next_s - tpot_s) * need.num_output

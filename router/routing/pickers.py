@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from router.core import Candidate, Demand
+from router.core import Candidate, Demand, Lease
 
 
 @dataclass(eq=False, slots=True)
@@ -29,9 +29,10 @@ class RoundRobin:
     def pick(self, demand: Demand, candidates: Sequence[Candidate], costs: Sequence[float]) -> int:
         last = self.last_ids.get(demand.pool.model, "")
         ids = [candidate.replica.id for candidate in candidates]
-        chosen = min(range(len(ids)), key=lambda index: (ids[index] <= last, ids[index]))
-        self.last_ids[demand.pool.model] = ids[chosen]
-        return chosen
+        return min(range(len(ids)), key=lambda index: (ids[index] <= last, ids[index]))
+
+    def placed(self, lease: Lease) -> None:
+        self.last_ids[lease.demand.pool.model] = lease.replica.id
 
 
 @dataclass(eq=False, slots=True)

@@ -13,15 +13,17 @@ from itertools import islice
 from statistics import median
 from typing import NamedTuple
 
-from router.core import Decision, Demand, Lease, Prompt, Replica, StepModel, View
+from router.choice import View, Weighed
+from router.core import Decision, Demand, Lease, Prompt, Replica
 from router.routing.cost import Need, Terms, Weights, terms, wait_s
 from router.routing.ring import affinity
+from router.steps import StepModel
 
-# Looked at closely: all of a fleet so small; else so many of those that hold most, and of those with the least to do.
-FEW, MAX_HOLDERS, MAX_IDLEST = 12, 8, 6
-# Of larger fleets so many in turn are asked what they have to do, besides those found idle the last time.
-WINDOW = 96
-# A learned speed within so much of the fleet's median counts as the median for our own tokens: noise is no reason.
+# Looked at closely: all of a fleet so small; else so many of those that seem best,
+FEW, MAX_BEST = 8, 6
+# of so many that hold most, and so many in turn.
+MAX_HOLDERS, WINDOW = 24, 32
+# A learned speed within so much of the fleet's median counts as the median for our own tokens.
 SPEED_NOISE = 0.25
 MEDIAN_EVERY = 64
 MAX_SESSIONS = 50_000
@@ -47,7 +49,12 @@ class _Fleet:
     token_s: float = 0.0
     num_asked: int = 0
     at: int = 0
-    idlest: list[Replica] = field(default_factory=list)
+    best: list[Replica] = field(default_factory=list)
+
+    def token_s_of(self, replica: Replica) -> float:
+        """What a new token is taken to cost there: noise in what was learned is no reason to prefer one."""
+        token_s = replica.step.token_s
+        return self.token_s if abs(token_s - self.token_s) <= SPEED_NOISE * self.token_s else token_s
 
 
 @dataclass(eq=False, slots=True)
@@ -90,6 +97,25 @@ class Pointsman:
             output_tokens=view.expected_output_tokens,
         )
 
+    def explain(self, demand: Demand, view: View) -> Sequence[Weighed]:
+        fleet = self._fleet(demand, view)
+        options = {each.replica.id: each for each in self._weighed(demand, view, fleet, view.replicas)}
+        return [
+            Weighed(each, found.matched_tokens, None, found.cost, found.terms.by_name)
+            if (found := options.get(each.id)) is not None
+            else Weighed(each, view.matches.get(each.id, 0) * demand.prompt.block_size, self._why_not(demand, each))
+            for each in view.replicas
+        ]
+
+    def _why_not(self, demand: Demand, replica: Replica) -> str:
+        if replica.id in demand.tried:
+            return "it failed this request before"
+        if demand.adapter is not None and demand.adapter not in replica.adapters:
+            return f"it does not serve the adapter {demand.adapter}"
+        if replica.in_flight + replica.sibling_in_flight >= self.max_in_flight:
+            return f"it has {self.max_in_flight} requests in flight"
+        return f"more than {self.useful_depth_s:g} s of prefill are queued there"
+
     def placed(self, lease: Lease) -> None:
         session = lease.demand.request.session
         if session is not None:
@@ -101,32 +127,35 @@ class Pointsman:
     def options(self, demand: Demand, view: View) -> list[Option]:
         """The replicas that were worth a close look and may take the demand, with what each would cost."""
         fleet = self._fleet(demand, view)
-        looked_at = view.replicas if len(view.replicas) <= FEW else self._worth_a_look(demand, view, fleet)
-        need, found = _need(demand, view), []
+        found = self._weighed(demand, view, fleet, self._looked_at(demand, view, fleet))
+        if not found and len(view.replicas) > FEW:
+            found = self._weighed(demand, view, fleet, view.replicas)
+        return found
+
+    def _weighed(self, demand: Demand, view: View, fleet: _Fleet, replicas: Sequence[Replica]) -> list[Option]:
+        need, found, weights = _need(demand, view), [], self.weights
         matches, device, prompt = view.matches, view.device_matches, demand.prompt
-        shared, most = _shared_tokens(prompt), max(0, prompt.num_tokens - 1)
+        block_size, shared, most = prompt.block_size, _shared_tokens(prompt), max(0, prompt.num_tokens - 1)
         guess_id, guess_tokens = self._guess(demand)
-        for replica in looked_at:
-            if not self._may_take(demand, view, replica):
+        for replica in replicas:
+            if not self._may_take(demand, view.now, replica):
                 continue
             id = replica.id
             num_blocks = matches.get(id, 0)
             # An engine computes at least the last token, whatever it has cached.
-            matched = min(num_blocks * prompt.block_size, most)
-            num_host = (num_blocks - device.get(id, 0)) * prompt.block_size if device is not matches else 0
+            matched = min(num_blocks * block_size, most)
+            num_host = 0 if device is matches else (num_blocks - device.get(id, 0)) * block_size
             counted = max(matched, shared, guess_tokens if id == guess_id else 0)
-            num_shared = replica.shared_tokens(prompt) if replica.kv_capacity_tokens else 0
-            step = _levelled(replica.step, fleet.token_s)
-            worth = terms(need, replica, step, counted, num_host, num_shared, self.weights)
+            worth = terms(need, replica, fleet.token_s_of(replica), counted, num_host, weights)
             found.append(Option(worth.total, replica, matched, worth))
         return found
 
-    def _may_take(self, demand: Demand, view: View, replica: Replica) -> bool:
+    def _may_take(self, demand: Demand, now: float, replica: Replica) -> bool:
         if replica.in_flight + replica.sibling_in_flight >= self.max_in_flight or replica.id in demand.tried:
             return False
         if demand.adapter is not None and demand.adapter not in replica.adapters:
             return False
-        return replica.prefilling == 0 or wait_s(replica, view.now) <= self.useful_depth_s
+        return replica.prefilling == 0 or wait_s(replica, now) <= self.useful_depth_s
 
     def _best(self, demand: Demand, view: View, options: Sequence[Option]) -> Option:
         lowest = min(options, key=lambda option: option.cost)
@@ -152,27 +181,26 @@ class Pointsman:
         fleet.num_asked += 1
         return fleet
 
-    def _worth_a_look(self, demand: Demand, view: View, fleet: _Fleet) -> Sequence[Replica]:
-        """The holders of most, and the idlest."""
-        now, by_id = view.now, fleet.by_id
-        looked_at = {id: by_id[id] for id in islice(view.matches, MAX_HOLDERS) if id in by_id}
-        rest = self._in_turn(demand, view, fleet)
-        fleet.idlest = nsmallest(MAX_IDLEST, rest, key=lambda replica: _busy_s(replica, now))
-        looked_at.update({replica.id: replica for replica in fleet.idlest})
-        return list(looked_at.values())
-
-    def _in_turn(self, demand: Demand, view: View, fleet: _Fleet) -> Sequence[Replica]:
-        """Those that may take the demand: of all, or in a large fleet, of those whose turn it is to be asked."""
+    def _looked_at(self, demand: Demand, view: View, fleet: _Fleet) -> Sequence[Replica]:
+        """The replicas to look at closely: all of few; else those that seem best of the holders, of some whose turn it
+        is, and of those that seemed best the last time."""
         replicas = view.replicas
-        if demand.adapter is not None or len(replicas) <= WINDOW:
-            asked = replicas
-        else:
-            start, fleet.at = fleet.at, (fleet.at + WINDOW) % len(replicas)
-            asked = [*replicas[start : start + WINDOW], *fleet.idlest]
-        free = [replica for replica in asked if self._may_take(demand, view, replica)]
-        if free or asked is replicas:
-            return free
-        return [replica for replica in replicas if self._may_take(demand, view, replica)]
+        if len(replicas) <= FEW or demand.adapter is not None or demand.tried:
+            return replicas
+        start, fleet.at = fleet.at, (fleet.at + WINDOW) % len(replicas)
+        by_id, matches, now = fleet.by_id, view.matches, view.now
+        holders = [by_id[id] for id in islice(matches, MAX_HOLDERS) if id in by_id]
+        asked = list(dict.fromkeys([*replicas[start : start + WINDOW], *fleet.best, *holders]))
+        block_s = demand.prompt.block_size * fleet.token_s
+        seeming_s = [
+            (left if (left := each.prefilled_at - now) > 0.0 else 0.0)
+            + each.in_flight * each.step.base_s
+            - matches.get(each.id, 0) * block_s
+            for each in asked
+        ]
+        best = nsmallest(MAX_BEST, range(len(asked)), key=seeming_s.__getitem__)
+        fleet.best = [asked[at] for at in best]
+        return fleet.best
 
     def _guess(self, demand: Demand) -> tuple[str | None, int]:
         """Who served the session last, and how many tokens it may hold for it, where the index cannot know."""
@@ -187,30 +215,7 @@ class Pointsman:
 
 
 def _need(demand: Demand, view: View) -> Need:
-    slo = demand.request.slo
-    return Need(
-        view.now,
-        demand.prompt.num_tokens,
-        view.expected_output_tokens,
-        demand.adapter,
-        None if slo is None else slo.ttft_s,
-        None if slo is None else slo.tpot_s,
-    )
-
-
-def _busy_s(replica: Replica, now: float) -> float:
-    """A rough rank of how busy it is, cheap enough for many."""
-    left_s = replica.prefilled_at - now
-    running_s = replica.num_running * replica.step.base_s
-    return (left_s if left_s > 0.0 else 0.0) + running_s
-
-
-def _levelled(step: StepModel, token_s: float) -> StepModel:
-    return (
-        step
-        if abs(step.token_s - token_s) > SPEED_NOISE * token_s
-        else StepModel(step.base_s, token_s, step.attention_s, step.sequence_s, step.context_s)
-    )
+    return Need(view.now, demand.prompt, view.expected_output_tokens, demand.adapter, demand.request.slo)
 
 
 def _half_step_s(prompt: Prompt, step: StepModel) -> float:

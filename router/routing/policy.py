@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import reduce
 
-from router.core import Candidate, Decision, Demand, Lease, View
+from router.choice import View, Weighed
+from router.core import Candidate, Decision, Demand, Lease
 from router.ports import Bookkeeper, Filter, Picker, Scorer
 
 
@@ -63,6 +64,23 @@ class FilterScorePick:
         scores = [part.scorer.score(demand, candidates) for part in self.scorers]
         chosen = self.picker.pick(demand, candidates, self._costs(scores, len(candidates)))
         return self._decision(demand, candidates[chosen], scores, chosen, expected_output_tokens)
+
+    def explain(self, demand: Demand, view: View) -> Sequence[Weighed]:
+        """Excluded by the first filter that drops it. Pickers may go by more than the cost."""
+        kept: Sequence[Candidate] = candidates(demand, view)
+        weighed = []
+        for rule in self.filters:
+            remaining = rule.keep(demand, kept)
+            ids = {each.replica.id for each in remaining}
+            out = [each for each in kept if each.replica.id not in ids]
+            weighed += [Weighed(each.replica, each.matched_tokens, type(rule).__name__) for each in out]
+            kept = remaining
+        scores = [part.scorer.score(demand, kept) for part in self.scorers]
+        names = [part.name for part in self.scorers]
+        for at, (each, cost) in enumerate(zip(kept, self._costs(scores, len(kept)), strict=True)):
+            own = {name: column[at] for name, column in zip(names, scores, strict=True)}
+            weighed.append(Weighed(each.replica, each.matched_tokens, None, cost, own))
+        return weighed
 
     def placed(self, lease: Lease) -> None:
         for book in self._books:

@@ -5,10 +5,12 @@ that is not HTTP, or keeps its connection.
 """
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
-from router.core import Decision, Demand, Lease, View
+from router.choice import View, Weighed
+from router.core import Decision, Demand, Lease
 from tests.contracts.conftest import Rigs
 from tests.contracts.hostile import answers
 
@@ -101,6 +103,9 @@ async def test_a_router_that_drains_refuses_new_work_and_ends_what_is_open(rigs:
 
 async def test_a_fault_of_our_own_is_a_500_that_blames_nobody(rigs: Rigs) -> None:
     class Broken:
+        def explain(self, demand: Demand, view: View) -> Sequence[Weighed]:
+            return ()
+
         def placed(self, lease: Lease) -> None: ...
 
         def decide(self, demand: Demand, view: View) -> Decision | None:

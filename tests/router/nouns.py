@@ -3,19 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from router.core import (
-    Candidate,
-    Demand,
-    Pool,
-    Prompt,
-    Replica,
-    ReplicaSpec,
-    ReplicaState,
-    Request,
-    Standing,
-    Surface,
-    View,
-)
+from router.choice import View
+from router.core import Candidate, Demand, Pool, Prompt, Replica, ReplicaSpec, ReplicaState, Request, Standing, Surface
 
 
 @dataclass(eq=False, slots=True)

@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 import router
-from router.core import Decision, Demand, Lease, Outcome, Pool, Replica, View
+from router.choice import View, Weighed
+from router.core import Decision, Demand, Lease, Outcome, Pool, Replica
 from router.placement import Placement
 from router.routing.presets import open_parts, preset
 from tests.router.nouns import FakeClock, make_demand, make_prompt, make_replica
@@ -69,17 +70,18 @@ class FakeReplicas:
 
 @dataclass(eq=False)
 class Fleet:
-    """A placement over fakes with the real default policy."""
+    """A placement over fakes with a real policy."""
 
     num_replicas: int = 2
     max_in_flight: int = 8
+    policy_name: str = "pointsman"
     clock: FakeClock = field(default_factory=FakeClock)
     index: FakeIndex = field(default_factory=FakeIndex)
 
     def __post_init__(self) -> None:
         names = [chr(ord("a") + n) for n in range(self.num_replicas)]
         self.replicas = FakeReplicas([make_replica(name) for name in names], self.clock)
-        self.policy = preset("pointsman", open_parts(), Random(7), self.max_in_flight)
+        self.policy = preset(self.policy_name, open_parts(), Random(7), self.max_in_flight)
         self.placement = Placement(
             self.replicas.available,
             self.replicas.any_ready,
@@ -126,7 +128,7 @@ def test_a_second_turn_leaves_when_the_wait_exceeds_what_the_cache_saves() -> No
     fleet = Fleet()
     owner = fleet.serve(chat(1, 640))
     replica = next(each for each in fleet.replicas.replicas if each.id == owner)
-    replica.foreign_tokens = 800
+    replica.foreign_tokens = 1000
     assert fleet.serve(chat(1, 700)) != owner
 
 
@@ -168,6 +170,9 @@ def test_a_policy_that_fails_counts_nothing() -> None:
     fleet = Fleet()
 
     class Broken:
+        def explain(self, demand: Demand, view: View) -> Sequence[Weighed]:
+            return ()
+
         def placed(self, lease: Lease) -> None:
             raise AssertionError("nothing was decided")
 

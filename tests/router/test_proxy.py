@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from router.core import Decision, Demand, Lease, Outcome, Prompt, Request, Surface, View
+from router.choice import View, Weighed
+from router.core import Decision, Demand, Lease, Outcome, Prompt, Request, Surface
 from router.errors import ConnectionCut
 from tests.fakes import FakeExchange, FakeReply, FakeUpstream, Station, specs_of, turns, until
 from tests.router.nouns import make_request
@@ -205,6 +206,9 @@ async def test_a_fault_of_our_own_is_a_500_and_a_traceback_in_the_log(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken:
+        def explain(self, demand: Demand, view: View) -> Sequence[Weighed]:
+            return ()
+
         def placed(self, lease: Lease) -> None: ...
 
         def decide(self, demand: Demand, view: View) -> Decision | None:
