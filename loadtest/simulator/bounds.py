@@ -13,28 +13,54 @@ from collections.abc import Sequence
 import msgspec
 
 from loadtest.simulator.scenario import Scenario
-from loadtest.simulator.simulate import WARM_UP_SHARE
+from loadtest.simulator.sessions import Users
+from loadtest.simulator.setup import WARM_UP_SHARE
 from loadtest.simulator.workload import Workload
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Cached prompt tokens / prompt tokens, over the counted requests."""
+    """Cached prompt tokens / prompt tokens, over the counted requests. All None in a closed loop, where what comes when
+    depends on the answers. `adapter_loads`: the fewest that the slots of all replicas together need."""
 
-    infinite: float
-    belady_pooled: float
-    lru_pooled: float
+    infinite: float | None = None
+    belady_pooled: float | None = None
+    lru_pooled: float | None = None
+    adapter_loads: int | None = None
 
 
 def bounds_of(scenario: Scenario, seed: int) -> Bounds:
     workload = scenario.workload(seed)
+    if isinstance(workload, Users):
+        return Bounds()
     tokens = scenario.replicas * (scenario.engine.kv_capacity_tokens + scenario.host_tokens)
     num_blocks = tokens // workload.block_size
-    chains = [arrival.ask.prompt.block_hashes for arrival in workload.arrivals]
+    asks = [arrival.ask for arrival in workload.arrivals]
+    chains = [ask.prompt.block_hashes for ask in asks]
+    used = [ask.adapter for ask in asks if ask.adapter is not None]
+    lora = scenario.lora
     return Bounds(
         infinite=_ratio(workload, infinite_hits(chains)),
         belady_pooled=_ratio(workload, belady_hits(chains, num_blocks)),
         lru_pooled=_ratio(workload, lru_hits(chains, num_blocks)),
+        adapter_loads=None if lora is None else belady_loads(used, scenario.replicas * lora.num_slots),
     )
+
+
+def belady_loads(used: Sequence[str], num_slots: int) -> int:
+    """Loads of a device with so many slots that knows the future."""
+    uses: defaultdict[str, list[int]] = defaultdict(list)
+    for number in range(len(used) - 1, -1, -1):
+        uses[used[number]].append(number)
+    resident: dict[str, int] = {}
+    num_loads = 0
+    for name in used:
+        uses[name].pop()
+        if name not in resident:
+            num_loads += 1
+            if len(resident) >= num_slots:
+                del resident[max(resident, key=resident.__getitem__)]
+        resident[name] = uses[name][-1] if uses[name] else len(used)
+    return num_loads
 
 
 def infinite_hits(chains: Sequence[Sequence[int]]) -> list[int]:

@@ -37,9 +37,7 @@ def run(settings: SimSettings) -> int:
 
 def plan(settings: SimSettings) -> list[Task]:
     """Every policy on every scenario. Raises UsageError for what there is not."""
-    for policy in settings.policies():
-        if policy not in NAMES:
-            raise UsageError(f"--policy: {unknown_name('policy', policy, NAMES)}")
+    policies = _policies(settings)
     seeds = tuple(range(settings.seed, settings.seed + settings.seeds))
     return [
         Task(
@@ -49,9 +47,10 @@ def plan(settings: SimSettings) -> list[Task]:
             load=None if settings.capacity else settings.load or 1.0,
             seeds=seeds,
             cache_folder=default_folder() if settings.cache else None,
+            is_calm_too=settings.calm,
         )
         for name, scenario in _scenarios(settings)
-        for policy in settings.policies()
+        for policy in policies
     ]
 
 
@@ -86,6 +85,17 @@ class Shown(AbstractContextManager["Shown"]):
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def _policies(settings: SimSettings) -> tuple[str, ...]:
+    """Those that are named; `all` stands for every one there is, round robin first."""
+    asked = settings.policies()
+    if asked == ("all",):
+        return ("round-robin", *(name for name in NAMES if name != "round-robin"))
+    for policy in asked:
+        if policy not in NAMES:
+            raise UsageError(f"--policy: {unknown_name('policy', policy, NAMES)}")
+    return asked
 
 
 def _scenarios(settings: SimSettings) -> list[tuple[str, Scenario]]:

@@ -1,5 +1,6 @@
 """One request of a simulated run: what is asked, and what its client saw. Knows nothing of routers or replicas."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadtest.simulator.text import Text
@@ -36,7 +37,8 @@ class Ask:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """`is_counted` is False for those of the warm-up. Times are None until they come; `is_refused` ends it as well."""
+    """`is_counted` is False for those of the warm-up. Times are None until they come; `is_refused` ends it as well.
+    `on_answer` is called at the end: a user goes on."""
 
     ask: Ask
     arrived_s: float
@@ -47,6 +49,7 @@ class Job:
     first_token_s: float | None = None
     ended_s: float | None = None
     is_refused: bool = False
+    on_answer: Callable[[], None] | None = None
 
     @property
     def ttft_s(self) -> float | None:

@@ -65,6 +65,8 @@ def _hits(axes: "Axes", group: Sequence[Found], limits: Bounds) -> None:
     best = [each.capacity.best if each.capacity is not None else each.runs[0] for each in group]
     _bars(axes, group, [run.hit_ratio if run is not None else 0.0 for run in best])
     for name, style in _LIMITS.items():
+        if getattr(limits, name) is None:
+            continue
         axes.axvline(getattr(limits, name), color=_GREY, linestyle=style, linewidth=1, label=name.replace("_", " "))
     axes.legend(fontsize=6, frameon=False)
 

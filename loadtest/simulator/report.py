@@ -18,7 +18,21 @@ from loadtest.simulator.summary import Summary
 
 # Two-sided 95 % of Student's t by degrees of freedom; beyond, that of the last.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-_PIPE_WIDTH = 150  # a file or a pipe has no edge to wrap at
+_COLUMNS = (
+    ("attained %", "attainment", 100, 1),
+    ("good/s", "goodput_per_s", 1, 2),
+    ("hit %", "hit_ratio", 100, 1),
+    ("TTFT p50", "ttft_ms_p50", 1, 0),
+    ("p90", "ttft_ms_p90", 1, 0),
+    ("p99", "ttft_ms_p99", 1, 0),
+    ("TPOT p50", "tpot_ms_p50", 1, 0),
+    ("p90", "tpot_ms_p90", 1, 0),
+    ("p99 ms", "tpot_ms_p99", 1, 0),
+    ("imbalance", "imbalance", 1, 2),
+    ("evicted", "evictions", 1, 0),
+    ("preempted", "preemptions", 1, 0),
+)
+_PIPE_WIDTH = 180  # a file or a pipe has no edge to wrap at
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,46 +104,43 @@ def _flat(run: Summary) -> dict[str, float]:
 
 
 def _headers(found: Found) -> list[str]:
-    shared = ["attained %", "goodput/s", "hit %", "TTFT p50", "p90", "p99", "TPOT p50", "p90", "p99 ms", "imbalance",
-              "preempted"]  # fmt: skip
+    unit, shared = found.task.scenario.load_unit, [header for header, *_ in _columns(found)]
     if found.capacity is not None:
-        return ["policy", f"capacity {found.task.scenario.load_unit}", "vs first", *shared, "hit % at 70 %"]
-    return ["policy", f"load {found.task.scenario.load_unit}", *shared, "attained vs first"]
+        return ["policy", f"capacity {unit}", "vs first", *shared, "hit % at 70 %"]
+    return ["policy", f"load {unit}", *shared, "attained vs first"]
+
+
+def _columns(found: Found) -> tuple[tuple[str, str, float, int], ...]:
+    """Header, name of the number, its scale and digits."""
+    return _COLUMNS if found.task.scenario.adapters is None else (*_COLUMNS, ("adapter loads", "adapter_loads", 1, 0))
 
 
 def _cells(found: Found, first: Found) -> list[str]:
     if found.capacity is None:
         against = "" if found is first else paired(found.runs, first.runs).show(100, 1)
-        return [found.task.policy, f"{found.task.load:g}", *_numbers(found.runs), against]
+        return [found.task.policy, f"{found.task.load:g}", *_numbers(found, found.runs), against]
     load, best = found.capacity.load, found.capacity.best
     if load is None or best is None:
         return [found.task.policy, "none", *[""] * (len(_headers(found)) - 2)]
     base = first.capacity.load if first.capacity is not None else None
     against = f"{load / base:.2f}" if base else ""
     calm = "" if found.calm is None else f"{found.calm.hit_ratio * 100:.1f}"
-    return [found.task.policy, f"{load:.3g}", against, *_numbers((best,)), calm]
+    return [found.task.policy, f"{load:.3g}", against, *_numbers(found, (best,)), calm]
 
 
-def _numbers(runs: Sequence[Summary]) -> Iterator[str]:
-    columns = [_flat(run) for run in runs]
-    shown = (
-        ("attainment", 100, 1),
-        ("goodput_per_s", 1, 2),
-        ("hit_ratio", 100, 1),
-        *((f"{name}_{key}", 1, 0) for name in ("ttft_ms", "tpot_ms") for key in ("p50", "p90", "p99")),
-        ("imbalance", 1, 2),
-        ("evictions", 1, 0),
-        ("preemptions", 1, 0),
-    )
-    for name, scale, digits in shown:
-        yield interval([column[name] for column in columns]).show(scale, digits)
+def _numbers(found: Found, runs: Sequence[Summary]) -> Iterator[str]:
+    rows = [_flat(run) for run in runs]
+    for _, name, scale, digits in _columns(found):
+        yield interval([row[name] for row in rows]).show(scale, digits)
 
 
 def _limits(limits: Bounds) -> str:
-    return (
-        f"Hit limits: infinite cache {limits.infinite:.1%}, Belady pooled {limits.belady_pooled:.1%}, "
-        f"LRU pooled {limits.lru_pooled:.1%}."
-    )
+    names = {"infinite": "infinite cache", "belady_pooled": "Belady pooled", "lru_pooled": "LRU pooled"}
+    hits = [f"{text} {value:.1%}" for name, text in names.items() if (value := getattr(limits, name)) is not None]
+    told = [f"Hit limits: {', '.join(hits)}."] if hits else []
+    if limits.adapter_loads is not None:
+        told.append(f"Adapter loads, at the least: {limits.adapter_loads}.")
+    return " ".join(told)
 
 
 def _table(title: str, headers: Sequence[str], lines: Sequence[Sequence[str]], caption: str) -> Table:

@@ -5,7 +5,7 @@ Every field is checked, an unknown one refused, and the nearest name told.
 """
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,7 +14,9 @@ from loadtest.errors import UsageError
 from loadtest.flags import nearest
 from loadtest.simulator.knowledge import Knowledge
 from loadtest.simulator.profile import Profile, profile
-from loadtest.simulator.workload import PLAIN_BLOCK_SIZE, Workload, corpus, replayed
+from loadtest.simulator.sessions import Sessions, Users, check_kind
+from loadtest.simulator.setup import Lora
+from loadtest.simulator.workload import PLAIN_BLOCK_SIZE, Corpus, Replay, Workload, Writer, corpus, replayed
 
 _SHIPPED = Path(__file__).parent.parent / "scenarios"
 
@@ -23,19 +25,21 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A table of a scenario file."""
 
 
-class Corpus(_Table, frozen=True, kw_only=True):
-    """Questions to prefixes, at a Poisson rate that is the load: requests a second. Lengths in tokens."""
+class Adapters(_Table, frozen=True, kw_only=True):
+    """LoRA adapters on every replica: so many `slots` on the device and `host_slots` in host memory; `bytes_per_rank`
+    is the profile's model's. `count` adapters by Zipf's law; 0: the trace's tenants are adapters."""
 
-    prefixes: int
-    prefix_tokens: int
-    questions: int
-    question_tokens: int
-    output_tokens: int
-    requests: int
+    slots: int
+    host_slots: int
+    rank: int
+    bytes_per_rank: int
+    step_share: float
+    count: int = 0
 
 
 class Scenario(_Table, frozen=True, kw_only=True):
-    """`loads`: where a search for capacity begins. One of `traces` and `corpus` is given."""
+    """`loads`: where a search for capacity begins. One of `traces`, `corpus` and `sessions` is given; `seconds`,
+    `copies` and `prefixes_of` belong to traces, see `workload.Replay`."""
 
     about: str
     profile: str
@@ -43,7 +47,12 @@ class Scenario(_Table, frozen=True, kw_only=True):
     loads: tuple[float, float] = (0.5, 2.0)
     load_unit: str = "x"
     traces: tuple[str, ...] = ()
+    seconds: float | None = None
+    copies: int = 1
+    prefixes_of: str | None = None
     corpus: Corpus | None = None
+    sessions: Sessions | None = None
+    adapters: Adapters | None = None
     block_size: int | None = None
     host_tokens: int = 0
     knowledge: Knowledge = Knowledge()
@@ -52,11 +61,34 @@ class Scenario(_Table, frozen=True, kw_only=True):
     def engine(self) -> Profile:
         return profile(self.profile)
 
-    def workload(self, seed: int) -> Workload:
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The traces that it reads."""
+        return self.traces if self.prefixes_of is None else (*self.traces, self.prefixes_of)
+
+    @property
+    def lora(self) -> Lora | None:
+        given = self.adapters
+        if given is None:
+            return None
+        return Lora(given.slots, given.host_slots, given.rank * given.bytes_per_rank, given.step_share)
+
+    def workload(self, seed: int) -> Workload | Users:
         """Written out, with the same random numbers for every policy."""
         if self.corpus is not None:
-            return _corpus(self.corpus, self.engine, seed, self.block_size)
-        return replayed(self.traces, self.engine, seed, self.block_size)
+            return corpus(self.corpus, self.engine, seed, self.block_size)
+        if self.sessions is not None:
+            return Users(self.sessions, Writer(self.engine, self.block_size or PLAIN_BLOCK_SIZE), seed)
+        replay = Replay(
+            traces=self.traces,
+            block_size=self.block_size,
+            seconds=self.seconds,
+            copies=self.copies,
+            has_adapters=self.adapters is not None,
+            num_adapters=self.adapters.count or None if self.adapters is not None else None,
+            prefixes_of=self.prefixes_of,
+        )
+        return replayed(replay, self.engine, seed)
 
 
 def shipped_scenarios() -> dict[str, Path]:
@@ -85,40 +117,43 @@ def checked(scenario: Scenario, where: str) -> Scenario:
     return scenario
 
 
-def _faults(scenario: Scenario) -> Sequence[tuple[str, bool, str]]:
+def _faults(scenario: Scenario) -> Iterator[tuple[str, bool, str]]:
     low, high = scenario.loads
-    num_sources = bool(scenario.traces) + (scenario.corpus is not None)
-    engine = scenario.engine
-    block_size = scenario.block_size
-    return (
-        ("replicas", scenario.replicas < 1, "must be at least 1"),
-        ("loads", not 0 < low < high, "must be two numbers above 0, the lower first"),
-        ("traces", num_sources != 1, "or corpus: give exactly one of them"),
-        ("host_tokens", scenario.host_tokens < 0, "must not be negative"),
-        ("knowledge.routers", scenario.knowledge.routers < 1, "must be at least 1"),
-        ("knowledge.metrics_interval_ms", scenario.knowledge.metrics_interval_ms < 0, "must not be negative"),
-        ("knowledge.kv_event_delay_ms", scenario.knowledge.kv_event_delay_ms < 0, "must not be negative"),
-        ("block_size", block_size is not None and not 1 <= block_size <= engine.kv_capacity_tokens, "is out of range"),
-        ("corpus", scenario.corpus is not None and not _is_positive(scenario.corpus), "needs numbers above 0"),
+    yield "replicas", scenario.replicas < 1, "must be at least 1"
+    yield "loads", not 0 < low < high, "must be two numbers above 0, the lower first"
+    num_sources = bool(scenario.traces) + (scenario.corpus is not None) + (scenario.sessions is not None)
+    yield "traces", num_sources != 1, "or corpus or sessions: give exactly one of them"
+    if not scenario.traces:
+        for field in ("seconds", "prefixes_of", "adapters"):
+            yield field, getattr(scenario, field) is not None, "needs traces"
+        yield "copies", scenario.copies != 1, "needs traces"
+    yield "copies", scenario.copies < 1, "must be at least 1"
+    yield "seconds", scenario.seconds is not None and scenario.seconds <= 0, "must be above 0"
+    yield "host_tokens", scenario.host_tokens < 0, "must not be negative"
+    size, most = scenario.block_size, scenario.engine.kv_capacity_tokens
+    yield "block_size", size is not None and not 1 <= size <= most, "is out of range"
+    yield (
+        "corpus",
+        scenario.corpus is not None and not _is_positive(msgspec.structs.astuple(scenario.corpus)),
+        "needs numbers above 0",
     )
+    if scenario.sessions is not None:
+        check_kind(scenario.sessions.kind)
+        longest = scenario.sessions.max_tokens
+        yield "sessions.requests", scenario.sessions.requests < 1, "must be at least 1"
+        yield "sessions.max_tokens", not 1 <= longest <= most, "is out of range"
+    if scenario.adapters is not None:
+        given = scenario.adapters
+        sizes = (given.slots, given.host_slots, given.rank, given.bytes_per_rank)
+        yield "adapters", not _is_positive(sizes) or given.count < 0 or given.step_share < 0, "needs numbers above 0"
+    known = scenario.knowledge
+    yield "knowledge.routers", known.routers < 1, "must be at least 1"
+    yield "knowledge.metrics_interval_ms", known.metrics_interval_ms < 0, "must not be negative"
+    yield "knowledge.kv_event_delay_ms", known.kv_event_delay_ms < 0, "must not be negative"
 
 
-def _is_positive(given: Corpus) -> bool:
-    return all(value > 0 for value in msgspec.structs.astuple(given))
-
-
-def _corpus(given: Corpus, engine: Profile, seed: int, block_size: int | None) -> Workload:
-    return corpus(
-        num_prefixes=given.prefixes,
-        prefix_tokens=given.prefix_tokens,
-        num_questions=given.questions,
-        question_tokens=given.question_tokens,
-        output_tokens=given.output_tokens,
-        num_requests=given.requests,
-        profile=engine,
-        seed=seed,
-        block_size=block_size or PLAIN_BLOCK_SIZE,
-    )
+def _is_positive(values: Iterable[float]) -> bool:
+    return all(value > 0 for value in values)
 
 
 def _find(name_or_path: str) -> Path:

@@ -15,10 +15,11 @@ class SimSettings:
     scenario: Annotated[
         tuple[str, ...], About("shipped scenarios (w1, w2, ...) or TOML files", is_positional=True)
     ] = ()
-    policy: Annotated[str, About("policies to compare; the first is what others are compared with", metavar="A,B")] = (
+    policy: Annotated[str, About("policies to compare, or all; others are compared with the first", metavar="A,B")] = (
         "round-robin,least-request,pointsman"
     )
     capacity: Annotated[bool, About("search the highest load with 90 % of requests within the objective")] = False
+    calm: Annotated[bool, About("with --capacity: run at 70 % of it as well, for the hit ratio there")] = False
     load: Annotated[float | None, About("run at this load (default: 1)", above=0)] = None
     seeds: Annotated[int, About("repeat with so many seeds; then 95 % intervals are shown", at_least=1)] = 1
     seed: Annotated[int, About("the first seed: jitter, arrivals, ties")] = 0
@@ -58,5 +59,7 @@ def check_sim(settings: SimSettings) -> None:
         raise UsageError("SCENARIO or --trace: give exactly one of them")
     if settings.capacity and settings.load is not None:
         raise UsageError("--load: contradicts --capacity, which searches it")
+    if settings.calm and not settings.capacity:
+        raise UsageError("--calm: needs --capacity")
     if settings.capacity and settings.seeds > 1:
         raise UsageError("--seeds: repeats runs at one --load; --capacity searches with one seed")

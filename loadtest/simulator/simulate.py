@@ -1,7 +1,9 @@
 """One run: a workload at one load through one policy on one fleet. Knows every part of the simulator; shows nothing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 
 from engine.adapters import Adapter, AdapterSlots
 from engine.blocks import BlockPool
@@ -11,44 +13,16 @@ from engine.scheduler import Scheduler
 from engine.sequence import Request as EngineRequest
 from loadtest.simulator.adapters import AdapterCosts
 from loadtest.simulator.clock import VirtualLoop
-from loadtest.simulator.job import Job
-from loadtest.simulator.knowledge import Knowledge, Wires
-from loadtest.simulator.profile import Profile, overheads
+from loadtest.simulator.job import Ask, Job
+from loadtest.simulator.knowledge import Wires
+from loadtest.simulator.profile import overheads
 from loadtest.simulator.replica import Listener, SimReplica
+from loadtest.simulator.sessions import Turn, Users
+from loadtest.simulator.setup import WARM_UP_SHARE, Setup
 from loadtest.simulator.station import Station, open_station
 from loadtest.simulator.text import tokens
-from loadtest.simulator.workload import Workload
+from loadtest.simulator.workload import Arrival
 from router.core import Lease
-
-# The first tenth of the requests warms the caches.
-WARM_UP_SHARE = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Lora:
-    """Every replica's adapters: slots on the device and in host memory, bytes of each, and how much longer a step takes
-    for each distinct one in it."""
-
-    num_slots: int
-    num_host_slots: int
-    num_bytes: int
-    step_share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """Everything that a run's result depends on, beside the code. `load` divides the times of the workload."""
-
-    workload: Workload
-    profile: Profile
-    num_replicas: int
-    policy: str
-    load: float
-    seed: int = 0
-    host_tokens: int = 0
-    lora: Lora | None = None
-    knowledge: Knowledge = field(default_factory=Knowledge)
-    can_stretch: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +36,12 @@ class Finished:
 
 
 def simulate(
-    setup: Setup, min_attainment: float | None = None, on_done: Callable[[int], None] | None = None
+    setup: Setup, min_attainment: float | None = None, on_done: Callable[[float], None] | None = None
 ) -> Finished:
     """Run to the end, or until fewer than `min_attainment` of all counted requests can meet the objective.
 
-    `on_done` is told of the arrivals so far, now and then. Raises PluginError where there is no such policy.
+    `on_done` is told of the share of requests that have come, now and then. Raises PluginError where there is no such
+    policy.
     """
     return _Run(setup, min_attainment, on_done).run()
 
@@ -75,13 +50,14 @@ def simulate(
 class _Run:
     setup: Setup
     min_attainment: float | None
-    on_done: Callable[[int], None] | None
+    on_done: Callable[[float], None] | None
     loop: VirtualLoop = field(default_factory=VirtualLoop)
     replicas: dict[str, SimReplica] = field(init=False)
     stations: list[Station] = field(init=False)
     wires: Wires = field(init=False)
     jobs: list[Job] = field(default_factory=list)
     num_open: int = 0
+    num_planned: int = 0
     num_missed: int = 0
     is_aborted: bool = False
 
@@ -93,8 +69,12 @@ class _Run:
 
     def run(self) -> Finished:
         self.wires.open()
-        if self.setup.workload.arrivals:
-            self._await_arrival(0)
+        workload = self.setup.workload
+        if isinstance(workload, Users):
+            self._closed_loop(workload)
+        else:
+            self._open_loop(workload.arrivals)
+        if workload.num_requests:
             self.loop.run()
         return Finished(self.jobs, list(self.replicas.values()), self.loop.now, self.is_aborted)
 
@@ -132,22 +112,43 @@ class _Run:
         )
         return station
 
-    def _await_arrival(self, number: int) -> None:
-        arrivals = self.setup.workload.arrivals
-        if number < len(arrivals):
-            self.loop.at(arrivals[number].at_s / self.setup.load, self._arrive, number)
+    def _open_loop(self, arrivals: Sequence[Arrival]) -> None:
+        if arrivals:
+            self._await(arrivals, 0)
 
-    def _arrive(self, number: int) -> None:
-        num_arrivals = len(self.setup.workload.arrivals)
-        ask = self.setup.workload.arrivals[number].ask
-        job = Job(ask, self.loop.now, is_counted=number >= WARM_UP_SHARE * num_arrivals)
+    def _await(self, arrivals: Sequence[Arrival], number: int) -> None:
+        self.loop.at(arrivals[number].at_s / self.setup.load, self._arrive, arrivals, number)
+
+    def _arrive(self, arrivals: Sequence[Arrival], number: int) -> None:
+        self._ask(arrivals[number].ask)
+        if number + 1 < len(arrivals):
+            self._await(arrivals, number + 1)
+
+    def _closed_loop(self, users: Users) -> None:
+        sessions = (users.session(number) for number in count())
+        for _ in range(max(1, round(self.setup.load))):
+            self._take_turn(next(sessions), sessions)
+
+    def _take_turn(self, session: Iterator[Turn], sessions: Iterator[Iterator[Turn]]) -> None:
+        """The next turn of a user, or the first of the next session in its place."""
+        if self.num_planned == self.setup.workload.num_requests:
+            return
+        turn = next(session, None)
+        while turn is None:
+            session = next(sessions)
+            turn = next(session, None)
+        self.num_planned += 1
+        self.loop.at(self.loop.now + turn.after_s, self._ask, turn.ask, partial(self._take_turn, session, sessions))
+
+    def _ask(self, ask: Ask, on_answer: Callable[[], None] | None = None) -> None:
+        number, num_requests = len(self.jobs), self.setup.workload.num_requests
+        job = Job(ask, self.loop.now, is_counted=number >= WARM_UP_SHARE * num_requests, on_answer=on_answer)
         self.jobs.append(job)
         self.num_open += 1
         self.loop.at(self.loop.now + ask.ttft_limit_s, self._check_first_token, job)
         self.stations[number % len(self.stations)].accept(job)
-        self._await_arrival(number + 1)
         if self.on_done is not None and number % 64 == 0:
-            self.on_done(number)
+            self.on_done(number / num_requests)
 
     def _send(self, station: Station, job: Job, lease: Lease) -> None:
         ask = job.ask
@@ -168,7 +169,7 @@ class _Run:
             station.ended(lease, job.num_cached_tokens, ask.num_output_tokens)
             if not job.meets_slo and _is_in_time(job):
                 self._miss(job)
-            self._close()
+            self._close(job)
 
         assert job.replica_id is not None
         self.replicas[job.replica_id].submit(request, Listener(on_first_token, on_end))
@@ -177,18 +178,20 @@ class _Run:
         if not _is_in_time(job):
             self._miss(job)
         if job.is_refused:
-            self._close()
+            self._close(job)
 
-    def _close(self) -> None:
+    def _close(self, job: Job) -> None:
         """One request less is open; after the last the polls would go on for ever."""
         self.num_open -= 1
-        if not self.num_open and len(self.jobs) == len(self.setup.workload.arrivals):
+        if job.on_answer is not None:
+            job.on_answer()
+        if not self.num_open and len(self.jobs) == self.setup.workload.num_requests:
             self.loop.stop()
 
     def _miss(self, job: Job) -> None:
         """One more that does not meet the objective, known as early as can be."""
         self.num_missed += job.is_counted
-        num_counted = (1 - WARM_UP_SHARE) * len(self.setup.workload.arrivals)
+        num_counted = (1 - WARM_UP_SHARE) * self.setup.workload.num_requests
         if self.min_attainment is not None and self.num_missed > (1 - self.min_attainment) * num_counted:
             self.is_aborted = True
             self.loop.stop()

@@ -96,6 +96,7 @@ class Station:
             arrived=job.arrived_s,
             deadline=job.arrived_s + MAX_WAIT_S,
             is_stream=True,
+            session=ask.session,
         )
         return Demand(request, self.pool, ask.prompt, ask.adapter)
 

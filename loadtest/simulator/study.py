@@ -12,7 +12,9 @@ import msgspec
 from loadtest.simulator.cache import ResultCache, file_key
 from loadtest.simulator.capacity import MIN_ATTAINMENT, Capacity, find_capacity
 from loadtest.simulator.scenario import Scenario
-from loadtest.simulator.simulate import Setup, simulate
+from loadtest.simulator.sessions import Users
+from loadtest.simulator.setup import Setup
+from loadtest.simulator.simulate import simulate
 from loadtest.simulator.summary import Summary, summarise
 from loadtest.simulator.workload import Workload
 from loadtest.trace import find_trace
@@ -26,7 +28,8 @@ Tell = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One policy on one scenario. `load` None searches for capacity; else it runs there with each seed."""
+    """One policy on one scenario. `load` None searches for capacity, and `is_calm_too` runs at 70 % of it as well; else
+    it runs at that load with each seed."""
 
     name: str
     scenario: Scenario
@@ -34,6 +37,7 @@ class Task:
     load: float | None
     seeds: tuple[int, ...]
     cache_folder: Path | None
+    is_calm_too: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +69,15 @@ def find(task: Task, tell: Tell = lambda _: None) -> Found:
         return Found(task, tuple(attempt(task.load, seed, None) for seed in task.seeds))
     seed = task.seeds[0]
     capacity = find_capacity(task.scenario.loads, lambda load: attempt(load, seed, MIN_ATTAINMENT))
-    calm = attempt(capacity.load * CALM_SHARE, seed, None) if capacity.load is not None else None
+    calm = None
+    if task.is_calm_too and capacity.load is not None:
+        calm = attempt(capacity.load * CALM_SHARE, seed, None)
     return Found(task, capacity.tried, capacity, calm)
 
 
 def _attempt(task: Task, load: float, seed: int, min_attainment: float | None, tell: Tell) -> Summary:
     scenario = task.scenario
-    parameters = [msgspec.to_builtins(scenario), _trace_key(scenario.traces), task.policy, load, seed, min_attainment]
+    parameters = [msgspec.to_builtins(scenario), _trace_key(scenario.files), task.policy, load, seed, min_attainment]
 
     def compute() -> Summary:
         workload = _workload(scenario, seed)
@@ -83,17 +89,17 @@ def _attempt(task: Task, load: float, seed: int, min_attainment: float | None, t
             load=load,
             seed=seed,
             host_tokens=scenario.host_tokens,
+            lora=scenario.lora,
             knowledge=scenario.knowledge,
         )
-        num_arrivals = len(workload.arrivals)
-        finished = simulate(setup, min_attainment, on_done=lambda number: tell(number / num_arrivals))
+        finished = simulate(setup, min_attainment, on_done=tell)
         return summarise(finished, load, seed)
 
     return ResultCache(task.cache_folder).get(Summary, parameters, compute)
 
 
 @lru_cache(maxsize=2)
-def _workload(scenario: Scenario, seed: int) -> Workload:
+def _workload(scenario: Scenario, seed: int) -> Workload | Users:
     return scenario.workload(seed)
 
 

@@ -40,6 +40,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     imbalance: float
     evictions: int
     preemptions: int
+    adapter_loads: int
     duration_s: float
     is_aborted: bool
 
@@ -65,6 +66,7 @@ def summarise(finished: Finished, load: float, seed: int) -> Summary:
         imbalance=_imbalance([replica.busy_s for replica in finished.replicas]),
         evictions=sum(replica.num_evicted for replica in finished.replicas),
         preemptions=sum(scheduler.num_preemptions for scheduler in schedulers),
+        adapter_loads=sum(replica.num_adapter_loads for replica in finished.replicas),
         duration_s=finished.duration_s,
         is_aborted=finished.is_aborted,
     )

@@ -1,18 +1,22 @@
-"""What is asked of a fleet, and when: open loops from traces, made-up corpora. Pure and seeded; knows nothing of
-replicas, routers or the virtual clock."""
+"""What is asked of a fleet, and when, in open loops: traces replayed, questions to a corpus. Pure and seeded; knows
+nothing of replicas, routers or the virtual clock."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from loadtest.simulator.job import Ask
 from loadtest.simulator.profile import Profile
 from loadtest.simulator.text import Ids, Text, hashes, num_tokens, of_blocks
-from loadtest.trace import Row, load_trace
+from loadtest.trace import Row, Trace, load_trace
 from router.core import Prompt
 
 # Blocks of what comes without any: a trace of lengths only.
 PLAIN_BLOCK_SIZE = 512
+_COPIES_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,10 @@ class Workload:
     block_size: int
     adapters: tuple[str, ...] = ()
 
+    @property
+    def num_requests(self) -> int:
+        return len(self.arrivals)
+
 
 @dataclass(eq=False, slots=True)
 class Writer:
@@ -38,65 +46,143 @@ class Writer:
 
     profile: Profile
     block_size: int
-    ids: Ids
+    ids: Ids = field(default_factory=Ids)
 
-    def ask(self, number: int, text: Text, num_output_tokens: int, tenant: str | None = None) -> Ask:
+    def ask(
+        self,
+        number: int,
+        text: Text,
+        num_output_tokens: int,
+        *,
+        adapter: str | None = None,
+        tenant: str | None = None,
+        session: str | None = None,
+    ) -> Ask:
         length = num_tokens(text)
         return Ask(
             number=number,
             text=text,
-            prompt=Prompt(length, hashes(text, self.block_size), self.block_size),
+            prompt=Prompt(length, hashes(text, self.block_size, adapter), self.block_size),
             num_output_tokens=max(1, num_output_tokens),
             answer_token=self.ids["answer", number],
             idle_prefill_s=self.profile.prefill_s(length),
+            adapter=adapter,
             tenant=tenant,
+            session=session,
         )
 
 
-def replayed(traces: Sequence[str], profile: Profile, seed: int, block_size: int | None = None) -> Workload:
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How traces become requests. `seconds` keeps their beginning only; `copies` of each row come, the others within a
+    minute after it. A trace's tenants are its `adapters`, or it has as many as `num_adapters`, by Zipf's law: then the
+    exponent is 1. `prefixes_of`: each tenant's prompts begin as those of this trace do, one after the other."""
+
+    traces: tuple[str, ...]
+    block_size: int | None = None
+    seconds: float | None = None
+    copies: int = 1
+    has_adapters: bool = False
+    num_adapters: int | None = None
+    prefixes_of: str | None = None
+
+
+def replayed(plan: Replay, profile: Profile, seed: int) -> Workload:
     """The rows of all these traces, merged by time. Raises UsageError as `load_trace` does."""
-    ids = Ids()
-    loaded = [load_trace(name, seed) for name in traces]
-    size = block_size or max(trace.block_size or PLAIN_BLOCK_SIZE for trace in loaded)
-    writer = Writer(profile, size, ids)
-    rows = sorted(
-        ((row.at_s, place, row) for place, trace in enumerate(loaded) for row in trace.rows), key=lambda each: each[:2]
-    )
-    return Workload(tuple(_written(writer, rows, [trace.block_size or size for trace in loaded])), size)
-
-
-def corpus(
-    num_prefixes: int,
-    prefix_tokens: int,
-    num_questions: int,
-    question_tokens: int,
-    output_tokens: int,
-    num_requests: int,
-    profile: Profile,
-    seed: int,
-    block_size: int = PLAIN_BLOCK_SIZE,
-) -> Workload:
-    """Poisson arrivals, one a second at a load of 1, of questions to prefixes; each comes again when all have come."""
-    chance = random.Random(f"{seed}/corpus")
-    ids = Ids()
-    writer = Writer(profile, block_size, ids)
-    prompts: list[Text] = [
-        ((ids["prefix", prefix], prefix_tokens), (ids["question", prefix, question], question_tokens))
-        for prefix in range(num_prefixes)
-        for question in range(num_questions)
+    loaded = [load_trace(name, seed) for name in plan.traces]
+    size = plan.block_size or max(trace.block_size or PLAIN_BLOCK_SIZE for trace in loaded)
+    writer = Writer(profile, size)
+    rows = [
+        _Placed(row.at_s, place, row, trace.block_size or size)
+        for place, trace in enumerate(loaded)
+        for row in trace.rows
+        if plan.seconds is None or row.at_s < plan.seconds
     ]
+    ordered = sorted(_copied(rows, plan.copies, seed), key=lambda each: (each.at_s, each.place))
+    if plan.prefixes_of is not None:
+        ordered = list(_with_prefixes(ordered, load_trace(plan.prefixes_of, seed)))
+    adapters = _adapters(plan, len(ordered), [each.row.tenant for each in ordered], seed)
+    arrivals = tuple(
+        Arrival(each.at_s, writer.ask(number, _text(writer, each, number), each.row.num_output_tokens,
+                                      adapter=adapter, tenant=each.row.tenant))
+        for number, (each, adapter) in enumerate(zip(ordered, adapters, strict=True))
+    )  # fmt: skip
+    return Workload(arrivals, size, tuple(sorted({name for name in adapters if name is not None})))
+
+
+class Corpus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Questions to prefixes, at a Poisson rate that is the load: requests a second. Lengths in tokens."""
+
+    prefixes: int
+    prefix_tokens: int
+    questions: int
+    question_tokens: int
+    output_tokens: int
+    requests: int
+
+
+def corpus(plan: Corpus, profile: Profile, seed: int, block_size: int | None = None) -> Workload:
+    """Each prompt comes again when all have come."""
+    chance = random.Random(f"{seed}/corpus")
+    size = block_size or PLAIN_BLOCK_SIZE
+    writer = Writer(profile, size)
+    prompts: list[Text] = [
+        ((writer.ids["prefix", prefix], plan.prefix_tokens),
+         (writer.ids["question", prefix, question], plan.question_tokens))
+        for prefix in range(plan.prefixes)
+        for question in range(plan.questions)
+    ]  # fmt: skip
     arrivals, at_s = [], 0.0
-    for number, text in zip(range(num_requests), _shuffled_again_and_again(prompts, chance), strict=False):
+    for number, text in zip(range(plan.requests), _shuffled_again_and_again(prompts, chance), strict=False):
         at_s += chance.expovariate(1.0)
-        arrivals.append(Arrival(at_s, writer.ask(number, text, output_tokens)))
-    return Workload(tuple(arrivals), block_size)
+        arrivals.append(Arrival(at_s, writer.ask(number, text, plan.output_tokens)))
+    return Workload(tuple(arrivals), size)
 
 
-def _written(writer: Writer, rows: Iterable[tuple[float, int, Row]], block_sizes: Sequence[int]) -> Iterator[Arrival]:
-    for number, (at_s, place, row) in enumerate(rows):
-        names = [(place, block) for block in row.block_ids]
-        text = of_blocks(writer.ids, names, block_sizes[place], row.num_input_tokens, ("row", place, number))
-        yield Arrival(at_s, writer.ask(number, text, row.num_output_tokens, row.tenant))
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A row of the trace at `place`, when it comes, and what its block ids stand for. `owner` and `copy` keep equal ids
+    apart."""
+
+    at_s: float
+    place: int
+    row: Row
+    block_tokens: int
+    copy: int = 0
+    owner: str | None = None
+
+
+def _copied(rows: list[_Placed], copies: int, seed: int) -> Iterator[_Placed]:
+    chance = random.Random(f"{seed}/copies")
+    for each in rows:
+        yield each
+        for copy in range(1, copies):
+            yield replace(each, at_s=each.at_s + chance.uniform(0.0, _COPIES_WITHIN_S), copy=copy)
+
+
+def _with_prefixes(rows: list[_Placed], trace: Trace) -> Iterator[_Placed]:
+    """Each tenant goes through the trace's rows by itself: its prompts share what those share, and nothing with the
+    prompts of others."""
+    num_had: Counter[str | None] = Counter()
+    for each in rows:
+        tenant = each.row.tenant
+        blocks = trace.rows[num_had[tenant] % len(trace.rows)].block_ids
+        num_had[tenant] += 1
+        row = replace(each.row, block_ids=blocks)
+        yield replace(each, row=row, block_tokens=trace.block_size or each.block_tokens, owner=tenant)
+
+
+def _text(writer: Writer, each: _Placed, number: int) -> Text:
+    names = [(each.place, each.copy, each.owner, block) for block in each.row.block_ids]
+    return of_blocks(writer.ids, names, each.block_tokens, each.row.num_input_tokens, ("row", number))
+
+
+def _adapters(plan: Replay, num_rows: int, tenants: list[str | None], seed: int) -> list[str | None]:
+    if plan.num_adapters is not None:
+        chance = random.Random(f"{seed}/adapters")
+        names = [f"adapter-{number:04}" for number in range(plan.num_adapters)]
+        return list(chance.choices(names, [1.0 / (rank + 1) for rank in range(len(names))], k=num_rows))
+    return tenants if plan.has_adapters else [None] * num_rows
 
 
 def _shuffled_again_and_again(prompts: list[Text], chance: random.Random) -> Iterator[Text]:

@@ -25,6 +25,7 @@ RUN = Summary(
     imbalance=1.0,
     evictions=0,
     preemptions=0,
+    adapter_loads=0,
     duration_s=1.0,
     is_aborted=False,
 )
