@@ -111,7 +111,7 @@ class PoolRation:
         began = self._last_turn_at = self.clock()
         arguments = self.turns.compose(began, self.capacity())
         prefix = names.pool(self.model)
-        keys = [f"{prefix}{name}" for name in _KEYS] + [prefix]
+        keys = [f"{prefix}{name}" for name in KEYS] + [prefix]
         answer = await self.store.run(TURN, keys, arguments)
         self.num_turns += 1
         for waiter in self.turns.apply(answer):
@@ -147,7 +147,7 @@ class PoolRation:
             await self._due.wait()
 
 
-_KEYS = ("pool", "routers", "flows:0", "flows:1", "flows:2", "flows:3", "counters", "tenants")
+KEYS = ("pool", "routers", "flows:0", "flows:1", "flows:2", "flows:3", "counters", "tenants")
 
 
 @dataclass(eq=False, slots=True)

@@ -124,15 +124,16 @@ class Turns:
     def compose(self, now: float, capacity: int) -> list[Any]:
         """The script's arguments. From now on we hold no more than they say we keep."""
         self.capacity = capacity
+        joins = self._joins(now)
         keep = self.used
-        if self.mode is Mode.FREE:
+        if self.mode is Mode.FREE and not self._has_pushed:
             keep = max(self.used, min(self.held, self.used + 2 * self._headroom))
         self.held = keep
-        want = 0 if self.mode is Mode.CONTENDED else max(0, self.used + self._headroom - keep)
+        want = 0 if self.mode is Mode.CONTENDED or self._has_pushed else max(0, self.used + self._headroom - keep)
         shares = [f"{share:.6f}" for share in self.terms.min_shares]
         ageing = [f"{self.terms.ageing_s * 1e3:.0f}", f"{self.terms.most_share:.6f}"]
         head = [self.router, self.epoch, capacity, keep, want, MOST_GRANTS, LEASE_MS, *shares, *ageing]
-        return [*head, *self._joins(now), *self._taken_leaves(), *self._taken_settlements()]
+        return [*head, *joins, *self._taken_leaves(), *self._taken_settlements()]
 
     def apply(self, answer: Sequence[Any]) -> list[Waiter[Any]]:
         """Take in what the script gave; who was granted a place, in order. Each is to be placed, or put off."""

@@ -229,7 +229,9 @@ class Store:
             await client.aclose()
             raise
         await client.aclose()
-        return RedisCluster.from_url(self.url, **options, cluster_error_retry_attempts=1)
+        return RedisCluster.from_url(
+            self.url, **options | {"retry": Retry(NoBackoff(), 1)}
+        )  # one, for a slot that moved
 
     async def _drop_client(self) -> None:
         client, self._client = self._client, None

@@ -1,10 +1,11 @@
 """Redis servers on loopback for tests: both versions that the wheels bring, alone or as a cluster."""
 
 import importlib.util
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -81,3 +82,50 @@ def server(version: str, *options: str, port: int = 0) -> Iterator[Server]:
             yield running
         finally:
             running.stop()
+
+
+@contextmanager
+def cluster(version: str) -> "Iterator[tuple[str, redis.RedisCluster]]":
+    """Three masters on loopback: the URL of one, and redis-py's client for clusters."""
+    ports = _free_ports(3)
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(server(version, "--cluster-enabled", "yes", "--bind", "127.0.0.1", port=port))
+            for port in ports
+        ]
+        for number, node in enumerate(nodes):
+            first, last = number * 16384 // 3, (number + 1) * 16384 // 3 - 1
+            node.command("CLUSTER", "ADDSLOTSRANGE" if version != "6.2" else "ADDSLOTS", *_slots(version, first, last))
+            node.command("CLUSTER", "MEET", "127.0.0.1", ports[0])
+        until = time.monotonic() + PATIENCE_S
+        while not all(_is_whole(node) for node in nodes):
+            assert time.monotonic() < until, "the cluster did not form"
+            time.sleep(0.02)
+        client = redis.RedisCluster(host="127.0.0.1", port=ports[0], protocol=2)
+        stack.callback(client.close)
+        yield f"redis://127.0.0.1:{ports[0]}", client
+
+
+def _is_whole(node: Server) -> bool:
+    said = node.command("CLUSTER", "INFO")
+    words = dict(said) if isinstance(said, dict) else dict(line.split(":") for line in said.decode().split())
+    return (words["cluster_state"], words["cluster_known_nodes"]) == ("ok", "3")
+
+
+def _slots(version: str, first: int, last: int) -> Sequence[int]:
+    return [first, last] if version != "6.2" else range(first, last + 1)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Each with the port 10000 above it free as well: a node's bus."""
+    found: list[int] = []
+    while len(found) < count:
+        with socket.socket() as one, socket.socket() as bus:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+            try:
+                bus.bind(("127.0.0.1", port + 10000))
+            except (OSError, OverflowError):
+                continue
+            found.append(port)
+    return found
