@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.model.config import ModelConfig
 from engine.model.fields import read_json_object
-from engine.model.ggml import Floats
 from engine.model.gguf import GgufFile, find_gguf
+from engine.model.linear import FourBitMatrix
 from engine.model.weights import (
     HEAD,
     Shape,
@@ -38,11 +37,12 @@ _STORED_AS_FLOAT = ("F64", "F32", "F16", "BF16")
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """`read(name)` is a weight on the CPU, of any float type, maybe a view of a file. `rows(name, indices)` copies some
-    rows of a matrix."""
+    rows of a matrix. `four_bits(name)` is a matrix as it is stored, None if it is stored otherwise."""
 
     config: ModelConfig
     read: Callable[[str], Tensor]
     rows: Callable[[str, Tensor], Tensor]
+    four_bits: Callable[[str], FourBitMatrix | None]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -52,7 +52,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     gguf = find_gguf(path)
     opened = _Safetensors.open(path) if gguf is None else _Gguf.open(gguf)
-    return Checkpoint(opened.config, opened.read, opened.rows)
+    return Checkpoint(opened.config, opened.read, opened.rows, opened.four_bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +76,27 @@ class _Gguf:
         return cls(config, file)
 
     def read(self, name: str) -> Tensor:
-        return torch.from_numpy(self._unpair(name, self.file.read(gguf_name(name))))
+        return self._unpair(name, torch.from_numpy(self.file.read(gguf_name(name))))
 
     def rows(self, name: str, indices: Tensor) -> Tensor:
         return torch.from_numpy(self.file.rows(gguf_name(name), indices.numpy()))
 
-    def _unpair(self, name: str, values: Floats) -> Floats:
+    def four_bits(self, name: str) -> FourBitMatrix | None:
+        stored_name = gguf_name(name)
+        take_apart = self.file.number(stored_name).take_apart
+        if take_apart is None:
+            return None
+        parts, num_rows = take_apart(self.file.stored(stored_name)), self.file.tensors[stored_name].shape[0]
+        tensors = (torch.from_numpy(part).view(num_rows, -1) for part in (parts.nibbles, parts.scales, parts.minima))
+        return FourBitMatrix(*(self._unpair(name, tensor) for tensor in tensors))
+
+    def _unpair(self, name: str, values: Tensor) -> Tensor:
         """Where the two of a rotary pair are neighbours: into halves of a head, as ours are."""
         heads = {"q_proj": self.config.num_heads, "k_proj": self.config.num_kv_heads}.get(name.split(".")[-2])
         if heads is None or not self.config.variant.has_paired_gguf:
             return values
-        pairs = values.reshape(heads, self.config.head_dim // 2, 2, -1)
-        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+        pairs = values.view(heads, self.config.head_dim // 2, 2, -1)
+        return pairs.transpose(1, 2).reshape(values.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +130,9 @@ class _Safetensors:
 
     def rows(self, name: str, indices: Tensor) -> Tensor:
         return self.read(name).index_select(0, indices)
+
+    def four_bits(self, name: str) -> FourBitMatrix | None:
+        return None
 
 
 def _homes(folder: Path) -> dict[str, Path]:

@@ -5,6 +5,7 @@ Knows how each format packs its values. Must not know files, tensors' names or t
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +22,23 @@ _TYPE_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """Blocks of `block_bytes` hold `block_elements` values each; `decode` takes [blocks, bytes]."""
+    """Blocks of `block_bytes` hold `block_elements` values each; `decode` takes [blocks, bytes], and so does
+    `take_apart`, where the values have four bits."""
 
     name: str
     block_elements: int
     block_bytes: int
     decode: Callable[[Bytes], Floats]
+    take_apart: Callable[[Bytes], "FourBits"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FourBits:
+    """[blocks, 32] of 0 to 15, and [blocks, 1] float32: value = nibble * scale + minimum."""
+
+    nibbles: Bytes
+    scales: Floats
+    minima: Floats
 
 
 def number_of(ggml_type: int) -> Number | None:
@@ -61,26 +73,39 @@ def _decode_q8_0(blocks: Bytes) -> Floats:
     return np.ascontiguousarray(blocks[:, 2:]).view(np.int8) * _float16(blocks[:, :2])
 
 
-def _decode_q4_0(blocks: Bytes) -> Floats:
+def _decode_four_bits(take_apart: Callable[[Bytes], FourBits], blocks: Bytes) -> Floats:
+    parts = take_apart(blocks)
+    values = parts.nibbles.astype(np.float32)
+    values *= parts.scales
+    values += parts.minima
+    return values
+
+
+def _take_apart_q4_0(blocks: Bytes) -> FourBits:
     """float16 scale, 32 nibbles; value = (nibble - 8) * scale."""
-    return (_nibbles(blocks[:, 2:]) - np.float32(8)) * _float16(blocks[:, :2])
+    scales = _float16(blocks[:, :2])
+    return FourBits(_nibbles(blocks[:, 2:]), scales, -8 * scales)
 
 
-def _decode_q4_1(blocks: Bytes) -> Floats:
+def _take_apart_q4_1(blocks: Bytes) -> FourBits:
     """float16 scale, float16 minimum, 32 nibbles; value = nibble * scale + minimum."""
-    return _nibbles(blocks[:, 4:]) * _float16(blocks[:, :2]) + _float16(blocks[:, 2:4])
+    return FourBits(_nibbles(blocks[:, 4:]), _float16(blocks[:, :2]), _float16(blocks[:, 2:4]))
 
 
-def _nibbles(packed: Bytes) -> Floats:
+def _nibbles(packed: Bytes) -> Bytes:
     """The low halves of a block's 16 bytes are its first 16 values, the high halves the last 16."""
-    return np.concatenate([packed & 0x0F, packed >> 4], axis=1).astype(np.float32)
+    return np.concatenate([packed & 0x0F, packed >> 4], axis=1)
+
+
+def _four_bits(name: str, block_bytes: int, take_apart: Callable[[Bytes], FourBits]) -> Number:
+    return Number(name, 32, block_bytes, partial(_decode_four_bits, take_apart), take_apart)
 
 
 _NUMBERS = {
     0: Number("F32", 1, 4, _decode_float32),
     1: Number("F16", 1, 2, _float16),
-    2: Number("Q4_0", 32, 18, _decode_q4_0),
-    3: Number("Q4_1", 32, 20, _decode_q4_1),
+    2: _four_bits("Q4_0", 18, _take_apart_q4_0),
+    3: _four_bits("Q4_1", 20, _take_apart_q4_1),
     8: Number("Q8_0", 32, 34, _decode_q8_0),
     30: Number("BF16", 1, 2, _decode_bfloat16),
 }

@@ -34,11 +34,11 @@ def test_paged_attention_of_a_mixed_batch_equals_attention_one_head_at_a_time(
     torch.manual_seed(seed)
     window = random.choice([None, 1, 5, 40])
     config = tiny_config(family="mistral", window=window)
-    cache = KVCache.allocate(config, 64, BLOCK_SIZE, torch.float32, CPU)
-    blocks = random.sample(range(64), 64)
+    cache = KVCache.allocate(config, 200, BLOCK_SIZE, torch.float32, CPU)
+    blocks = random.sample(range(200), 200)
     spans, expected, queries, fresh = [], [], [], []
     for _ in range(random.randint(1, 5)):
-        end = random.randint(1, 40)
+        end = random.choice([random.randint(1, 40), random.randint(100, 150)])
         start = random.choice([0, end - 1, random.randrange(end)])
         span = Span(start, end, [blocks.pop() for _ in range(-(-end // BLOCK_SIZE))])
         both = torch.randn(end, 2 * config.num_kv_heads, config.head_dim)

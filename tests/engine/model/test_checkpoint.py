@@ -227,3 +227,18 @@ def test_the_real_model_is_whole() -> None:
     assert (config.num_layers, config.hidden_size, config.num_kv_heads, config.vocab_size) == (30, 576, 3, 49152)
     assert all(torch.isfinite(checkpoint.read(name)).all() for name in weight_shapes(config))
     assert 0.05 < checkpoint.read("model.embed_tokens.weight").std().item() < 0.5
+
+
+@pytest.mark.parametrize("kind", [2, 3])
+def test_four_bits_are_those_of_the_weights(tmp_path: Path, kind: int) -> None:
+    tensors = gguf_tensors(random_weights())
+    random = np.random.default_rng(5)
+    for name in ("attn_q", "ffn_up"):
+        tensors[f"blk.0.{name}.weight"], _ = writer.random_q4(kind, tensors[f"blk.0.{name}.weight"].shape, random)
+    checkpoint = open_checkpoint(writer.write_gguf(tmp_path / "m.gguf", GGUF, tensors))
+    for name in ("self_attn.q_proj", "mlp.up_proj"):
+        stored = checkpoint.four_bits(f"model.layers.0.{name}.weight")
+        assert stored is not None
+        scales, minima = (part.repeat_interleave(32, dim=1) for part in (stored.scales, stored.minima))
+        assert torch.equal(stored.nibbles * scales + minima, checkpoint.read(f"model.layers.0.{name}.weight"))
+    assert checkpoint.four_bits("model.layers.0.mlp.down_proj.weight") is None

@@ -61,7 +61,7 @@ def tiny_llama(
 
 
 def in_memory(config: ModelConfig, weights: Weights) -> Checkpoint:
-    return Checkpoint(config, weights.__getitem__, lambda name, indices: weights[name][indices])
+    return Checkpoint(config, weights.__getitem__, lambda name, indices: weights[name][indices], lambda name: None)
 
 
 def dense_logits(config: ModelConfig, weights: Weights, tokens: list[int]) -> Tensor:
