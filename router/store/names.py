@@ -16,6 +16,11 @@ def account(name: str) -> str:
     return f"{PREFIX}{{account/{quote(name, safe='')}}}"
 
 
+def job(id: str) -> str:
+    return f"{JOBS}job:{id}"
+
+
+JOBS = PREFIX + "{jobs}:"
 BOOK = PREFIX + "{keys}:book"
 ROUTERS = PREFIX + "{routers}"
 PROBE = PREFIX + "{probe}:"

@@ -1,0 +1,1 @@
+"""Requests in other APIs' forms, translated both ways."""

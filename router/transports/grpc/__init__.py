@@ -1,0 +1,1 @@
+"""The gRPC port: our contract with clients, and KServe's."""

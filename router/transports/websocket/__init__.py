@@ -1,0 +1,1 @@
+"""WebSockets on the data port."""
