@@ -6,6 +6,7 @@ Knows tokens, block sizes and what must keep equal tokens apart. Knows nothing o
 import sys
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 from struct import Struct, iter_unpack
 
 from xxhash import xxh3_64_intdigest
@@ -67,7 +68,10 @@ def block_hashes(
     hashes = [xxh3_64_intdigest(block, SEED) for (block,) in blocks]
     if extra_keys is not None:
         hashes = _with_extra_keys(hashes, extra_keys)
-    return _chain(hashes, _root(adapter, salt) if parent is None else parent)
+    root = _root(adapter, salt) if parent is None else parent
+    if root is None:
+        return list(accumulate(hashes, _chained))
+    return list(accumulate(hashes, _chained, initial=root))[1:]
 
 
 def _little_endian(tokens: Sequence[int] | bytes | bytearray | memoryview) -> bytes:
@@ -107,9 +111,5 @@ def _prefixed(key: bytes) -> bytes:
     return _length(len(key)) + key
 
 
-def _chain(hashes: list[int], root: int | None) -> list[int]:
-    """Replaces each local hash by that of the chain up to it, in place."""
-    previous = root
-    for i, local in enumerate(hashes):
-        previous = hashes[i] = local if previous is None else xxh3_64_intdigest(_pair(previous, local), SEED)
-    return hashes
+def _chained(previous: int, local: int) -> int:
+    return xxh3_64_intdigest(_pair(previous, local), SEED)

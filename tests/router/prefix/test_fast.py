@@ -84,7 +84,7 @@ class Breaking:
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
-    def encode(self, *_: Any) -> Any:
+    def encode_batch_flat(self, *_: Any) -> Any:
         raise self.error
 
 
