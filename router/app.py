@@ -32,7 +32,7 @@ from router.prefix.index import BlockIndex
 from router.prefix.reader import Prompts
 from router.proxy import Proxy, ProxyLimits
 from router.relay import Relay, RelayTimes
-from router.replicas.discovery.static import StaticDiscovery, parse_replicas
+from router.replicas.discovery.static import StaticDiscovery, parse_replica, parse_replicas
 from router.replicas.registry import Registry
 from router.retries import RetryBudget
 from router.routing.presets import open_parts, preset
@@ -48,6 +48,8 @@ from router.transports.indexer import add_indexer_routes
 from router.transports.keypages import add_key_routes, guard
 from router.transports.web import Views, admin_routes, data_routes
 from router.upstream.http import HttpUpstream
+from router.workers import warming
+from router.workers.intake import Intake
 from router.workers.sharing import Sharing
 
 Listen = Callable[[DataPort], AbstractAsyncContextManager[None]]
@@ -128,10 +130,16 @@ class Router:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.registry.run())
             group.create_task(self.caches.listen())
+            group.create_task(self._warm_up())
 
     def models(self) -> Sequence[Mapping[str, object]]:
         """Every name that can be asked for, as /v1/models lists them."""
         return self.names.listed(self.registry.models())
+
+    async def _warm_up(self) -> None:
+        """What siblings say is taken in as what workers tell each other is."""
+        intake = Intake(self.caches, lambda id: any(replica.id == id for replica in self.registry.replicas()))
+        intake.dispatched(await warming.ask(self._siblings))
 
     @property
     def is_loading(self) -> bool:
@@ -181,7 +189,7 @@ class Router:
             routes = admin_routes(self._views())
             routes.middlewares.append(guard(self.keyring))
             add_key_routes(routes, self.keyring)
-            add_indexer_routes(routes, pages.indexer(self))
+            add_indexer_routes(routes, pages.indexer(self), lambda: pages.export(self))
             add_explain_route(routes, explainer(self))
             async with open_admin(routes, settings):
                 yield
@@ -230,6 +238,10 @@ class Router:
             discovery = StaticDiscovery([spec for text in settings.replica for spec in parse_replicas(text)])
         except ValueError as error:
             raise ConfigError(f"The setting `replica` is wrong: {error}") from None
+        try:
+            self._siblings = [parse_replica(text) for text in settings.warm_from]
+        except ValueError as error:
+            raise ConfigError(f"The setting `warm_from` is wrong: {error}") from None
         return Registry(
             discovery,
             on_change=self._on_change,

@@ -21,7 +21,7 @@ from router.workers import doors, frames, orders
 from router.workers.board import Board
 from router.workers.desk import Desk
 from router.workers.feed import Feed
-from router.workers.frames import Ask, Drain, Find, Open, Order, Retire, Serving, Shut
+from router.workers.frames import Ask, Drain, Export, Find, Open, Order, Retire, Serving, Shut
 from router.workers.line import Line
 from router.workers.mirror import Mirror
 from router.workers.orders import FeedOrders, RouterOrders
@@ -178,6 +178,8 @@ async def _run_feed(given: FeedOrders) -> None:
             feed.drain(order, line)
         elif isinstance(order, Find):
             feed.find(order, line)
+        elif isinstance(order, Export):
+            feed.export(order, line)
 
     line = Line(hear, lambda _: stop.set())
     await loop.create_connection(lambda: line, sock=socket.socket(fileno=given.line))

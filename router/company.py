@@ -80,7 +80,7 @@ def company_routes(company: "Company") -> web.Application:
     app.middlewares.append(guard(company.keyring))
     app.middlewares.append(company.middleware())
     add_key_routes(app, company.keyring)
-    add_indexer_routes(app, company.indexer())
+    add_indexer_routes(app, company.indexer(), company.export)
     add_explain_route(app, refuse)
     app.router.add_post("/admin/workers/restart", company.restart)
     return app
@@ -96,7 +96,13 @@ class Company:
     def indexer(self) -> Indexer:
         """What the feed knows of caches, for others to ask."""
         supervisor = self._supervisor
-        return Indexer(supervisor.match, lambda: instances_of(self.replicas()), supervisor.settings.index_bytes)
+        return Indexer(
+            supervisor.questions.match, lambda: instances_of(self.replicas()), supervisor.settings.index_bytes
+        )
+
+    async def export(self) -> bytes:
+        """What the feed knows of caches, for a router that begins."""
+        return await self._supervisor.questions.export()
 
     def middleware(self) -> Middleware:
         """Fresh reports before a page is made, and an order in force before it is answered."""

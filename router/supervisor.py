@@ -9,10 +9,8 @@ import contextlib
 import logging
 import os
 import socket
-from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
 from router.config import ConfigError, Settings
 from router.listening import names_port
@@ -20,8 +18,23 @@ from router.processes import GRACE_S, Process
 from router.workers import doors
 from router.workers.board import Board
 from router.workers.figures import Totals
-from router.workers.frames import Ask, Drain, Drained, Find, Found, News, Open, Report, Retire, Serving, Shut
+from router.workers.frames import (
+    Ask,
+    Drain,
+    Drained,
+    Export,
+    Exported,
+    Find,
+    Found,
+    News,
+    Open,
+    Report,
+    Retire,
+    Serving,
+    Shut,
+)
 from router.workers.orders import FeedOrders, RouterOrders
+from router.workers.questions import Questions
 
 # A process that dies is started again after 0.1 s, then 0.2, 0.4 and so on; one that lived for long begins anew.
 FIRST_BACKOFF_S, MOST_BACKOFF_S, LONG_LIFE_S = 0.1, 5.0, 30.0
@@ -64,8 +77,7 @@ class Supervisor:
         self._feed: Process | None = None
         self._drained: set[str] = set()
         self._answers: asyncio.Queue[Drained] = asyncio.Queue()
-        self._found: dict[int, asyncio.Future[Found]] = {}
-        self._numbers = count()
+        self.questions = Questions(self._tell_feed)
         self._rolling = asyncio.Lock()
         self._news = asyncio.Event()
         self._is_hopeless = asyncio.Event()
@@ -127,23 +139,6 @@ class Supervisor:
             log.warning("the feed did not say that %s %s; it will", replica_id, "drains" if on else "serves again")
             return
         await self._until(lambda: all(row.applied >= sequence for row in self._board.live_rows()))
-
-    async def match(self, chain: Sequence[int]) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """Leading blocks of a chain that replicas hold, in all and on their devices, as the feed knows; nothing where
-        it does not answer."""
-        if self._feed is None:
-            return {}, {}
-        number, found = next(self._numbers), asyncio.Future[Found]()
-        self._found[number] = found
-        try:
-            self._feed.tell(Find(number, array("Q", chain).tobytes()))
-            async with asyncio.timeout(ASK_TIMEOUT_S):
-                answer = await found
-        except TimeoutError:
-            return {}, {}
-        finally:
-            del self._found[number]
-        return answer.matches, answer.on_device
 
     def restart_soon(self) -> None:
         """`restart_all`, for a signal handler; what fails is logged."""
@@ -341,12 +336,16 @@ class Supervisor:
             backoff_s = FIRST_BACKOFF_S if lived_s > LONG_LIFE_S else min(2 * backoff_s, MOST_BACKOFF_S)
             await asyncio.sleep(backoff_s)
 
+    def _tell_feed(self, question: Find | Export) -> bool:
+        if self._feed is not None:
+            self._feed.tell(question)
+        return self._feed is not None
+
     def _hear(self, process: Process, news: News) -> None:
         if isinstance(news, Drained):
             self._answers.put_nowait(news)
-        elif isinstance(news, Found):
-            if (found := self._found.get(news.number)) is not None and not found.done():
-                found.set_result(news)
+        elif isinstance(news, Found | Exported):
+            self.questions.heard(news)
         elif isinstance(news, Serving):
             process.is_serving.set()
             for slot in self._slots:

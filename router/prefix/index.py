@@ -194,6 +194,17 @@ class BlockIndex:
             if run.hosted & bit:
                 yield before, run.blocks.tobytes(), True
 
+    def chains(self, replica_id: str) -> "Iterator[array[int]]":
+        """The prompts that it holds, each from its first block to the last that it holds of it: what `insert` would
+        take. Not while the index changes."""
+        bit, tree = self._replicas.known_bit(replica_id), self._tree
+        for leaf in tree.by_use:
+            if leaf.holders & bit and not any(child.holders & bit for child in tree.children(leaf)):
+                blocks, run = leaf.blocks, leaf.parent
+                while run is not None:
+                    blocks, run = run.blocks + blocks, run.parent
+                yield blocks
+
     def num_blocks(self, replica_id: str) -> int:
         return self._replicas.num_blocks(replica_id)
 

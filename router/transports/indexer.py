@@ -22,8 +22,12 @@ Answer = Mapping[str, object]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def add_indexer_routes(app: web.Application, indexer: Indexer) -> None:
-    """While the application serves, the indexer listens to whom was registered."""
+def add_indexer_routes(app: web.Application, indexer: Indexer, export: Callable[[], Awaitable[bytes]]) -> None:
+    """While the application serves, the indexer listens to whom was registered. `export()` is all that is known, for a
+    router that begins (`workers/warming.py`)."""
+
+    async def everything(_: web.Request) -> web.Response:
+        return web.Response(body=await export(), content_type="application/msgpack")
 
     async def listening(_: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(indexer.feeds.run())
@@ -33,6 +37,7 @@ def add_indexer_routes(app: web.Application, indexer: Indexer) -> None:
             await task
 
     app.cleanup_ctx.append(listening)
+    app.router.add_get("/admin/prefix", everything)
     app.router.add_post("/register", _page(Registration, indexer.register))
     app.router.add_post("/unregister", _page(Removal, indexer.unregister))
     app.router.add_post("/query", _page(Query, indexer.query))

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from router.config import Settings
 from router.core import Pool, Replica
 from router.prefix.caches import Caches
@@ -21,12 +23,12 @@ from router.prefix.changes import Change, everything
 from router.prefix.follower import FeedStatus
 from router.prefix.index import BlockIndex
 from router.prefix.indexer import match_in
-from router.replicas.discovery.static import StaticDiscovery, parse_replicas
+from router.replicas.discovery.static import StaticDiscovery, parse_replica, parse_replicas
 from router.replicas.identify import TokenizerDocument
 from router.replicas.member import Member
 from router.replicas.registry import Registry
 from router.replicas.sighting import Sighting, sight
-from router.workers import frames
+from router.workers import frames, warming
 from router.workers.board import Board
 from router.workers.columns import Columns
 from router.workers.desk import Desk
@@ -36,6 +38,8 @@ from router.workers.frames import (
     Document,
     Drain,
     Drained,
+    Export,
+    Exported,
     Fed,
     Find,
     Found,
@@ -51,6 +55,7 @@ GATHER_S = 0.002
 # A worker that leaves more than this unread is cut off; of dispatches, which are only hints, it misses some before.
 MAX_UNSENT_BYTES = 32 * 2**20
 MAX_UNSENT_HINT_BYTES = 4 * 2**20
+CHAINS_A_FRAME = 200
 # What a worker that comes later is told of dispatches before it.
 MAX_KEPT_BYTES = 8 * 2**20
 
@@ -89,6 +94,7 @@ class Feed:
         )
         self._registry = self._new_registry(settings)
         self._drained = set(drained)
+        self._siblings = [parse_replica(text) for text in settings.warm_from]
         self._workers: dict[Line, int | None] = {}
         self._known: dict[str, Sighting] = {}
         self._documents: dict[str, Document] = {}
@@ -108,6 +114,7 @@ class Feed:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._registry.run())
                 group.create_task(self._caches.listen())
+                group.create_task(self._warm_up())
                 group.create_task(self._tell_forever())
         finally:
             server.close()
@@ -124,6 +131,18 @@ class Feed:
     def find(self, asked: Find, answer: Line) -> None:
         """Who holds these blocks, as far as replicas told."""
         answer.send(Found(asked.number, *match_in(self._caches.index, array("Q", asked.blocks))))
+
+    def export(self, asked: Export, answer: Line) -> None:
+        """What replicas told, and after it what workers sent of late."""
+        told = warming.export(self._caches.index, list(self._known))
+        sent = [chain for frame in self._dispatched.frames for chain in _chains_in(frame)]
+        answer.send(Exported(asked.number, warming.pack([*msgspec.msgpack.decode(told), *sent])))
+
+    async def _warm_up(self) -> None:
+        """What siblings on other hosts say is passed on as what workers send."""
+        chains = await warming.ask(self._siblings)
+        for at in range(0, len(chains), CHAINS_A_FRAME):
+            self._pass_on(frames.pack(Dispatches(chains[at : at + CHAINS_A_FRAME])), None)
 
     def _new_registry(self, settings: Settings) -> Registry:
         return Registry(
@@ -289,3 +308,8 @@ class Feed:
 
     def __repr__(self) -> str:
         return f"<Feed {len(self._known)} replicas, {len(self._workers)} workers>"
+
+
+def _chains_in(frame: bytes) -> Sequence[tuple[str, bytes]]:
+    message = frames.from_feed.decode(frame[frames.LENGTH_BYTES :])
+    return [(id, chain) for id, chain in message.chains if chain] if isinstance(message, Dispatches) else []

@@ -109,6 +109,19 @@ class Found(_Message, frozen=True):
     on_device: Mapping[str, int]
 
 
+class Export(_Message, frozen=True):
+    """The supervisor to the feed: all that is known of caches, for a router that begins."""
+
+    number: int
+
+
+class Exported(_Message, frozen=True):
+    """The feed's answer, as `warming.py` packs it."""
+
+    number: int
+    chains: bytes
+
+
 class Drained(_Message, frozen=True):
     """The feed's answer, once the workers have been told: by which frame."""
 
@@ -160,8 +173,8 @@ class Report(_Message, frozen=True):
 
 ToFeed = Hello | Suspect | Cooled | Dispatches
 FromFeed = Snapshot | Delta | Dispatches | Told | Fed
-Order = Open | Shut | Retire | Ask | Drain | Find
-News = Serving | Report | Drained | Found
+Order = Open | Shut | Retire | Ask | Drain | Find | Export
+News = Serving | Report | Drained | Found | Exported
 Message = ToFeed | FromFeed | Order | News
 
 to_feed: "msgspec.msgpack.Decoder[ToFeed]" = msgspec.msgpack.Decoder(ToFeed)

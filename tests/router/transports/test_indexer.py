@@ -30,8 +30,14 @@ def app() -> web.Application:
             metrics=bytes,
         )
     )
-    add_indexer_routes(routes, Indexer.over(index, lambda: [Instance("a:1", "a:1", "m", "default", 16)], 2**20))
+    add_indexer_routes(
+        routes, Indexer.over(index, lambda: [Instance("a:1", "a:1", "m", "default", 16)], 2**20), everything
+    )
     return routes
+
+
+async def everything() -> bytes:
+    return b"all that is known"
 
 
 async def post(path: str, body: Any) -> tuple[int, Any]:
@@ -49,6 +55,12 @@ async def test_a_query_says_who_holds_how_much(path: str, asked: dict[str, Any])
     status, body = await post(path, {"model": "m", "block_size": 16, **asked})
     assert status == 200
     assert body["default"]["a:1"]["longest_matched"] == 32
+
+
+async def test_all_that_is_known_is_there_for_a_router_that_begins() -> None:
+    async with served(app()) as url, aiohttp.ClientSession() as session:
+        async with session.get(url + "/admin/prefix") as response:
+            assert await response.read() == b"all that is known"
 
 
 async def test_an_engine_is_registered_and_unregistered() -> None:

@@ -1,0 +1,39 @@
+"""What is asked of the feed, and answered in time, late or not at all."""
+
+import asyncio
+from array import array
+
+import pytest
+
+from router.workers import questions
+from router.workers.frames import Export, Exported, Find, Found
+from router.workers.questions import Questions
+
+
+async def test_an_answer_belongs_to_its_question() -> None:
+    told: list[Find | Export] = []
+
+    def tell(question: Find | Export) -> bool:
+        told.append(question)
+        return True
+
+    asked = Questions(tell)
+    one, other = asyncio.create_task(asked.match([1, 2])), asyncio.create_task(asked.export())
+    await asyncio.sleep(0)
+    assert repr(asked) == "<Questions 2 open>"
+    assert told[0] == Find(0, array("Q", [1, 2]).tobytes())
+    asked.heard(Exported(1, b"all"))
+    asked.heard(Found(0, {"a": 2}, {"a": 1}))
+    asked.heard(Found(77, {}, {}))
+    assert await one == ({"a": 2}, {"a": 1})
+    assert await other == b"all"
+    assert repr(asked) == "<Questions 0 open>"
+
+
+async def test_without_a_feed_or_in_vain_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "TIMEOUT_S", 0.01)
+    assert await Questions(lambda _: False).match([1]) == ({}, {})
+    silent = Questions(lambda _: True)
+    assert await silent.match([1]) == ({}, {})
+    assert await silent.export() == b"\x90"
+    assert repr(silent) == "<Questions 0 open>"
