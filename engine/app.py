@@ -23,6 +23,7 @@ from engine.control import Control
 from engine.core import EngineCore
 from engine.drafts import Drafting
 from engine.fetch import MODELS, fetch
+from engine.loading import LoadPhases, progress_bar
 from engine.loop import EngineLoop
 from engine.lora import read_lora
 from engine.model.attention import kv_dtype
@@ -32,7 +33,7 @@ from engine.model.fingerprint import fingerprint
 from engine.model.kv_cache import KVCache, bytes_per_block
 from engine.model.loader import load
 from engine.model.low_rank import Slots
-from engine.model.placement import device_named, dtype_named, use_threads
+from engine.model.placement import device_named, dtype_named, four_bits_named, use_threads
 from engine.model.pooling_files import read_pooling
 from engine.model.residence import Residence
 from engine.model.weights import weight_shapes
@@ -92,7 +93,9 @@ def build(config: EngineConfig) -> Parts:
     device = device_named(config.device)
     dtype = dtype_named(config.dtype, device)
     path = _model_path(config.model)
-    checkpoint = open_checkpoint(path)
+    phases = LoadPhases()
+    with phases.timed("open"):
+        checkpoint = open_checkpoint(path)
     model, kv_type = checkpoint.config, kv_dtype(dtype, device)
     num_blocks = _num_blocks(config, bytes_per_block(model, BLOCK_SIZE, kv_type))
     max_model_len = _max_model_len(config, model, num_blocks)
@@ -104,15 +107,20 @@ def build(config: EngineConfig) -> Parts:
             return cache, None
         return cache, KVCache.allocate(model, num_host_blocks, BLOCK_SIZE, kv_type, device_named("cpu"))
 
-    read_weights = partial(load, checkpoint, dtype, device)
+    four_bits = four_bits_named(config.four_bit, dtype, device)
+    read_weights = partial(load, checkpoint, dtype, device, four_bits, progress_bar())
     slots = Slots(dtype, device)
-    runner = Runner(read_weights(), *allocate(), slots)
+    with phases.timed("weights"):
+        weights = read_weights()
+    with phases.timed("kv_cache"):
+        runner = Runner(weights, *allocate(), slots)
     events = _events(config)
     pool = BlockPool(num_blocks, BLOCK_SIZE, num_host_blocks, records_changes=events is not None)
     adapters = AdapterSlots(config.max_loras)
     drafting = Drafting(config.prompt_lookup_tokens) if config.prompt_lookup_tokens else None
     scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, adapters, drafting)
     engine = EngineLoop(EngineCore(scheduler), runner.run)
+    engine.core.stats.load_s = phases.took_s
     residence = Residence(runner, device, read_weights, allocate)
     model_id = config.served_model_name or _model_id(config.model)
     read_adapter = partial(read_lora, shapes=weight_shapes(model), max_rank=config.max_lora_rank)

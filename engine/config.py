@@ -34,6 +34,12 @@ class EngineConfig:
         default="auto",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    four_bit: str = _setting(
+        "keep weights that are stored with 4 bits so, on a cpu in bfloat16: small is for small batches, beside the "
+        "widened ones; always is the least memory",
+        default="never",
+        choices=("never", "small", "always"),
+    )
     threads: int | None = _setting("threads that compute on the cpu; if unset, one a core", default=None)
     max_num_seqs: int = _setting("requests computed in one step, at most", default=32)
     max_num_batched_tokens: int = _setting(

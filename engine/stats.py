@@ -122,6 +122,9 @@ class DraftStats:
 
 @dataclass(eq=False, slots=True)
 class Stats:
+    """`load_s` has the seconds of each phase of the start."""
+
+    load_s: dict[str, float] = field(default_factory=dict)
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     finished: Counter[FinishReason] = field(default_factory=Counter)

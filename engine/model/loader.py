@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from torch import Tensor
@@ -20,21 +19,10 @@ from engine.model.decoder import Decoder, Layer
 from engine.model.embedding import Embedding, MappedEmbedding, TableEmbedding
 from engine.model.layers import RmsNorm, rotary_frequencies
 from engine.model.linear import FourBitMatrix, Linear, can_be_four_bit, four_bit_linear, linear_of
+from engine.model.placement import FourBits
 from engine.model.weights import EMBEDDINGS, HEAD, NORM, ROPE_FACTORS, layer_prefix
 
 _MOST_THREADS = 4
-
-
-class FourBits(Enum):
-    """What becomes of matrices that are stored with four bits a weight."""
-
-    NEVER = "never"
-    """They are widened."""
-    SMALL = "small"
-    """They are kept for small batches, beside the widened ones: the fastest, with a quarter more memory."""
-    ALWAYS = "always"
-    """They are kept and nothing else is: the least memory, slow for large batches."""
-
 
 Progress = Callable[[int, int], None]
 """(layers loaded, layers in all)"""

@@ -3,13 +3,26 @@
 Knows devices and dtypes. Must not know weights, layers or what the settings are called.
 """
 
+from enum import Enum
+
 import torch
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class PlacementError(Exception):
-    """There is no such device here."""
+    """What is asked for cannot be had on this device; the message is one sentence for the user."""
+
+
+class FourBits(Enum):
+    """What becomes of matrices that are stored with four bits a weight."""
+
+    NEVER = "never"
+    """They are widened."""
+    SMALL = "small"
+    """They are kept for small batches, beside the widened ones: the fastest, with a quarter more memory."""
+    ALWAYS = "always"
+    """They are kept and nothing else is: the least memory, slow for large batches."""
 
 
 def device_named(name: str) -> torch.device:
@@ -29,6 +42,14 @@ def dtype_named(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     return _DTYPES[name]
+
+
+def four_bits_named(name: str, dtype: torch.dtype, device: torch.device) -> FourBits:
+    """Raises PlacementError where PyTorch has no such product."""
+    four_bits = FourBits(name)
+    if four_bits is not FourBits.NEVER and (device.type != "cpu" or dtype != torch.bfloat16):
+        raise PlacementError(f"four-bit weights ({name}) need a cpu and bfloat16, not {device} and {dtype}")
+    return four_bits
 
 
 def use_threads(num_threads: int) -> None:

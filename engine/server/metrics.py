@@ -74,6 +74,15 @@ class EngineMetrics(Collector):
             "Uncached prompt tokens not computed yet, waiting and running.",
             scheduler.num_queued_prefill_tokens,
         )
+        yield self._load()
+
+    def _load(self) -> Metric:
+        family = GaugeMetricFamily(
+            "pointsman_engine_load_seconds", "What each phase of the start took.", labels=[*self._labels, "phase"]
+        )
+        for phase, took_s in self._core.stats.load_s.items():
+            family.add_metric([*self._labels.values(), phase], took_s)
+        return family
 
     def _adapters(self) -> Iterator[Metric]:
         """What runs, what waits, and where each loaded adapter lies; idle ones included."""

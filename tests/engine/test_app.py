@@ -7,6 +7,7 @@ import pytest
 from engine.app import StartError, build, listen
 from engine.config import EngineConfig
 from engine.model.fields import ModelError
+from engine.model.placement import PlacementError
 from tests.engine.model.gguf_writer import f32, write_gguf
 from tests.engine.model.tiny_tokenizer import METADATA, TOKENS
 
@@ -107,3 +108,13 @@ def test_the_host_tier_and_the_events_are_as_configured(model: Path) -> None:
     assert pool.records_changes
     assert repr(parts.events) == "<KvEventPublisher tcp://*:5557 0 batches 0 waiting>"
     assert build(config(model)).events is None
+
+
+def test_each_phase_of_the_start_is_timed(model: Path) -> None:
+    parts = build(config(model))
+    assert list(parts.service.engine.core.stats.load_s) == ["open", "weights", "kv_cache"]
+
+
+def test_four_bits_without_bfloat16_are_refused(model: Path) -> None:
+    with pytest.raises(PlacementError, match="need a cpu and bfloat16"):
+        build(config(model, four_bit="small"))

@@ -1,16 +1,26 @@
 """Whatever the batching, chunking, caching and preemption: the same greedy tokens as one request alone."""
 
 from functools import cache
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 
+from engine.blocks import BlockPool
 from engine.core import EngineCore
+from engine.fetch import fetch
+from engine.model.checkpoint import open_checkpoint
+from engine.model.export import export
 from engine.model.kv_cache import KVCache
+from engine.model.loader import load
 from engine.runner import Runner
+from engine.scheduler import Scheduler
 from engine.sequence import Request
+from engine.tokenizer import Tokenizer
 from tests.engine.model.tiny_llama import dense_greedy, tiny_config, tiny_llama, tiny_weights
+from tests.engine.prompts import prompts_that_differ
 from tests.engine.requests import BLOCK_SIZE, core, request
 
 CONFIG = tiny_config()
@@ -101,3 +111,34 @@ def test_tokens_of_unfinished_prompts_are_not_sampled() -> None:
     tokens = runner_for(engine).run(engine.plan())
     assert tokens[0] is not None
     assert tokens[1] is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_greedy_tokens_of_the_real_model_equal_those_of_transformers_for_all_prompts_at_once(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    path, num_tokens = fetch("smollm2-135m-instruct"), 12
+    prompts = prompts_that_differ(Tokenizer.load(path))
+    assert len({tuple(prompt) for prompt in prompts}) >= 50
+    assert (min(map(len, prompts)), max(map(len, prompts))) == (1, 4000)
+    export(path, tmp_path)
+    auto: Any = AutoModelForCausalLM
+    theirs = auto.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    options = {"max_new_tokens": num_tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected = []
+    for ids in map(torch.tensor, prompts):
+        made = theirs.generate(ids[None], attention_mask=torch.ones_like(ids[None]), **options)
+        expected.append(made[0, len(ids) :].tolist())
+    pool = BlockPool(1000, 16)
+    engine = EngineCore(Scheduler(pool, max_num_seqs=24, max_num_batched_tokens=200))
+    checkpoint = open_checkpoint(path)
+    kv = KVCache.allocate(checkpoint.config, pool.num_blocks, pool.block_size, torch.float32, torch.device("cpu"))
+    runner, outputs = Runner(load(checkpoint, torch.float32, torch.device("cpu")), kv), dict[str, list[int]]()
+    asked = [request(tuple(prompt), max_tokens=num_tokens) for prompt in prompts]
+    for one in asked:
+        engine.add(one)
+    while engine.has_work:
+        step(engine, runner, outputs)
+    assert [outputs[one.id] for one in asked] == expected
+    assert engine.scheduler.num_hit_tokens > 0

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from engine.model.linear import FourBit, FourBitMatrix
-from engine.model.loader import FourBits, load
+from engine.model.loader import load
+from engine.model.placement import FourBits
 from tests.engine.model.tiny_llama import in_memory, tiny_config, tiny_llama, tiny_weights
 
 CPU = torch.device("cpu")

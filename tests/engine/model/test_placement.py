@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from engine.model.placement import PlacementError, device_named, dtype_named, use_threads
+from engine.model.placement import (
+    FourBits,
+    PlacementError,
+    device_named,
+    dtype_named,
+    four_bits_named,
+    use_threads,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -28,3 +35,11 @@ def test_the_number_of_threads_is_set_for_all() -> None:
     use_threads(1)
     assert torch.get_num_threads() == 1
     use_threads(before)
+
+
+def test_four_bits_are_for_a_cpu_in_bfloat16() -> None:
+    assert four_bits_named("never", torch.float32, CUDA) is FourBits.NEVER
+    assert four_bits_named("small", torch.bfloat16, CPU) is FourBits.SMALL
+    for dtype, device in ((torch.float32, CPU), (torch.bfloat16, CUDA)):
+        with pytest.raises(PlacementError, match=r"four-bit weights \(always\) need a cpu and bfloat16"):
+            four_bits_named("always", dtype, device)

@@ -148,3 +148,11 @@ def test_the_sleep_state_is_one_of_three(level: int | None, state: str) -> None:
     now = samples(EngineMetrics(engine, "m"))
     told = {name for name, value in now.items() if name.startswith("vllm:engine_sleep_state") and value == 1}
     assert told == {f"vllm:engine_sleep_state{{sleep_state={state}}}"}
+
+
+def test_a_scrape_tells_how_long_the_start_took() -> None:
+    engine = core()
+    engine.stats.load_s = {"open": 0.5, "weights": 2.0}
+    now = samples(EngineMetrics(engine, "m"))
+    assert now["pointsman_engine_load_seconds{phase=open}"] == 0.5
+    assert now["pointsman_engine_load_seconds{phase=weights}"] == 2.0
