@@ -22,8 +22,8 @@ class ConfigError(Exception):
     """A setting is wrong; the message is one sentence that names it."""
 
 
-def _setting(default: Any, help: str, unit: str = "") -> Any:
-    metadata = {"help": help, "unit": unit}
+def _setting(default: Any, help: str, unit: str = "", each: str = "URL") -> Any:
+    metadata = {"help": help, "unit": unit, "each": each}
     if isinstance(default, tuple):
         return field(default=default, metadata=metadata | {"is_list": True})
     return field(default=default, metadata=metadata)
@@ -36,15 +36,42 @@ class Settings:
     replica: tuple[str, ...] = _setting(
         (), "an engine replica: URL[,tokenizer=PATH][,api_key=KEY][,kv=URL][,replay=URL][,ranks=N]; repeatable"
     )
+    warm_from: tuple[str, ...] = _setting(
+        (),
+        "admin port of a router before the same replicas, to learn from at the start: URL[,api_key=KEY]; repeatable",
+    )
     host: str = _setting("127.0.0.1", "address of the data port")
     port: int = _setting(30000, "data port: inference over HTTP and SSE")
     workers: int = _setting(1, "router processes on this host that serve the data port together")
     admin_host: str = _setting("127.0.0.1", "address of the admin port")
     admin_port: int = _setting(30002, "admin port: metrics, replicas, drain")
+    grpc: bool = _setting(False, "serve gRPC too")
+    grpc_port: int = _setting(30001, "port of gRPC calls")
+    grpc_tls_cert: str = _setting("", "PEM file of the gRPC port's certificate; with it the port speaks TLS only")
+    grpc_tls_key: str = _setting("", "PEM file of that certificate's key")
+    grpc_tls_client_ca: str = _setting("", "PEM file; only clients with a certificate from it may call")
+    websocket_origin: tuple[str, ...] = _setting((), "pages that may open WebSockets, all by default; repeatable")
     policy: str = _setting("pointsman", "routing preset")
     max_in_flight: int = _setting(256, "open requests that one replica may hold")
     max_open_requests: int = _setting(20000, "open requests in all processes of this host, queued ones included")
     max_waiting: int = _setting(10000, "requests that may wait for a replica")
+    class_wait: tuple[str, ...] = _setting(
+        ("bulk=none",),
+        "longest wait of a class where it is not queue_timeout_s, in seconds; repeatable",
+        each="CLASS=S",
+    )
+    class_share: tuple[str, ...] = _setting(
+        ("normal=0.1", "low=0.05", "bulk=0.05"),
+        "least share of a busy model's tokens that a class gets, whatever comes before it; repeatable",
+        each="CLASS=RATIO",
+    )
+    keyless: bool = _setting(False, "serve a public address although there are no keys")
+    trust_tenant_header: bool = _setting(False, "who has no key may name the tenant in x-pointsman-tenant")
+    redis: str = _setting(
+        "embedded",
+        "where queues and limits are shared: a URL (redis, rediss or unix), embedded (a private server), or none",
+    )
+    state_dir: str = _setting("", "folder of keys and of the queue's server; else that of the user, for state")
     max_body_bytes: int = _setting(32 * 2**20, "largest request body", "bytes")
     request_timeout_s: float = _setting(600.0, "from arrival to the last byte of the answer", "seconds")
     queue_timeout_s: float = _setting(60.0, "wait for a replica", "seconds")
@@ -62,8 +89,22 @@ class Settings:
     index_bytes: int = _setting(64 * 2**20, "most memory of a process's prefix index", "bytes")
     token_cache_bytes: int = _setting(64 * 2**20, "most memory of a process's tokenized text", "bytes")
     forward_authorization: bool = _setting(False, "pass the client's Authorization header to replicas")
+    record: str = _setting("", "file to append a trace to: arrivals, lengths and block hashes of requests, no texts")
+    record_max_bytes: int = _setting(2**30, "recording ends when the file has this size", "bytes")
     drain_timeout_s: float = _setting(30.0, "a stopping router waits for open requests", "seconds")
     log_level: str = _setting("info", "debug, info (a line a request), warning or error")
+
+
+def pairs(name: str, texts: Sequence[str]) -> Mapping[str, float | None]:
+    """A setting of `WORD=NUMBER` texts, `none` for None; the last of equal words counts. Raises ConfigError."""
+    found: dict[str, float | None] = {}
+    for text in texts:
+        word, _, number = text.partition("=")
+        try:
+            found[word.strip()] = None if number.strip() == "none" else float(number)
+        except ValueError:
+            raise ConfigError(f"The setting `{name}` must hold texts like `bulk=0.5`, not {text!r}.") from None
+    return found
 
 
 def add_flags(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> None:
@@ -74,7 +115,7 @@ def add_flags(parser: argparse.ArgumentParser, without: Sequence[str] = ()) -> N
         if spec.type is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         elif spec.metadata.get("is_list"):
-            parser.add_argument(flag, action="append", metavar="URL", help=text)
+            parser.add_argument(flag, action="append", metavar=spec.metadata["each"], help=text)
         else:
             parser.add_argument(flag, metavar=spec.name.rsplit("_", 1)[-1].upper(), help=text)
 
@@ -134,10 +175,11 @@ def _from_env(environment: Mapping[str, str]) -> Mapping[str, object]:
         is_link = _SERVICE_LINK.match(key) or (key.endswith("_PORT") and "://" in value)
         if key.startswith("POINTSMAN_") and not is_link:
             name = key.removeprefix("POINTSMAN_").lower()
-            named[name] = value.split() if name == "replica" else value
+            named[name] = value.split() if name in _LISTS else value
     return named
 
 
+_LISTS = frozenset(spec.name for spec in fields(Settings) if spec.metadata.get("is_list"))
 _WORDS: Mapping[object, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -149,7 +191,8 @@ def _parsed(name: str, value: object, source: str) -> object:
     try:
         return _convert(spec, value)
     except (TypeError, ValueError):
-        wanted = "a list of replicas" if spec.metadata.get("is_list") else _WORDS[spec.type]
+        of = "replicas" if name == "replica" else f"texts {spec.metadata['each']}"
+        wanted = f"a list of {of}" if spec.metadata.get("is_list") else _WORDS[spec.type]
         raise ConfigError(f"The setting `{name}` in {source} must be {wanted}, not {value!r}.") from None
 
 

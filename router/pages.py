@@ -9,6 +9,7 @@ from router.prefix.indexer import Indexer, instances_of
 from router.replicas.registry import Registry
 from router.telemetry.metrics import Labels
 from router.transports.web import UnknownReplica
+from router.workers import warming
 from router.workers.frames import Family, Report
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ def _known(router: "Router", replica: Replica) -> str:
 def indexer(router: "Router") -> Indexer:
     """What this process knows of caches, for others to ask."""
     return Indexer.over(router.index, lambda: instances_of(replica_rows(router)), router.settings.index_bytes)
+
+
+async def export(router: "Router") -> bytes:
+    """What this process knows of caches, for a router that begins."""
+    return warming.export(router.index, [replica.id for replica in router.registry.replicas()])
 
 
 def replica_rows(router: "Router") -> Sequence[Mapping[str, object]]:
