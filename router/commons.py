@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
+from router.admission.allotments import Allotments
 from router.admission.capacity import Capacity
 from router.admission.gate import Gate
 from router.admission.opening import band_terms, check_addresses, open_keyring, state_folder
@@ -54,6 +55,7 @@ class Commons:
         self.terms = band_terms(settings)
         self.capacity = Capacity(settings.max_in_flight)
         self.ration: Ration | None = None
+        self.allotments: Allotments | None = None
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -63,6 +65,8 @@ class Commons:
             if self.store is not None and self.ration is not None:
                 await stack.enter_async_context(self.store.opened())
                 await stack.enter_async_context(self.ration.opened())
+            if self.allotments is not None:
+                await stack.enter_async_context(self.allotments.opened())
             yield
 
     @property
@@ -96,6 +100,8 @@ class Commons:
                 lambda model: self.capacity.of(model, registry.replicas()),
             )
             self.store.on_change = lambda _: ration.store_changed()
+            callers = self.keyring.callers
+            self.allotments = Allotments(self.store, ration.router, callers, time.monotonic, lambda: ration.num_routers)
         return LocalQueue(
             placer,
             time.monotonic,

@@ -78,6 +78,8 @@ class Proxy:
         try:
             passed = self.gate.enter(request)
             try:
+                if passed.accounts:
+                    await passed.enter()
                 await self._answer(request, relay, passed)
             finally:
                 self.gate.leave(passed, relay.usage if passed.accounts else None)
@@ -119,7 +121,7 @@ class Proxy:
         prompt = await self.prompts.read(request, pool, adapter)
         _check_length(request, prompt, pool)
         if passed.accounts and not passed.num_charged:
-            passed.charge(request, prompt.num_tokens)
+            await passed.charge(request, prompt.num_tokens)
             relay.notes = passed.headers()
         demand = Demand(request, pool, prompt, adapter, standing=passed.standing)
         relay.queue = self.queue

@@ -5,7 +5,7 @@ The tenant comes from the credential. A header only divides it, into flows that 
 sender is trusted. While there is no key at all, everybody is one caller who may do everything.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from router.admission.accounts import Account
@@ -80,13 +80,14 @@ def _fits(model: str, pattern: str) -> bool:
 @dataclass(eq=False, slots=True)
 class Callers:
     """All callers by key. `trusts_anyone`: where there are no keys, a header may name the tenant; `is_closed`: where
-    there are none, nobody may do anything, as others can reach us."""
+    there are none, nobody may do anything, as others can reach us. `refill` asks those who share an account."""
 
     trusts_anyone: bool = False
     is_closed: bool = False
     book: Book = field(default_factory=Book)
     accounts: dict[str, Account] = field(default_factory=dict)
     num_routers: int = 1
+    refill: Callable[[Account, float], Awaitable[None]] | None = None
     _by_key: dict[str, Caller] = field(default_factory=dict, init=False)
     _anyone: Caller = field(init=False)
 

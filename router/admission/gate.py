@@ -42,20 +42,23 @@ class Gate:
             raise ValueError("max_open_requests must be at least 1")
 
     def enter(self, request: Request) -> Pass:
-        """Let a request in; the caller owes one `leave`. Raises Draining, Overloaded, or what is wrong with its key,
-        its class, its model or its limits; then nothing is counted."""
+        """Let a request in; the caller owes one `leave`, and where the pass has accounts, must await its `enter`.
+        Raises Draining, Overloaded, or what is wrong with its key, its class or its model; then nothing is counted."""
         if self.is_draining:
             raise Draining("this router is shutting down and takes no new requests", retry_after_s=RETRY_AFTER_S)
         num_open = self.num_open if self.elsewhere is None else self.num_open + self.elsewhere()
         if num_open >= self.max_open_requests:
             raise Overloaded(f"{num_open} requests are open, as many as allowed", retry_after_s=RETRY_AFTER_S)
+        if request.standing is not None:
+            self._count(self.num_open + 1)
+            return Pass(request.standing)
         caller = self.callers.identify(terms(request.headers).credential, self.unix_clock())
         caller.check_model(request.model)
         passed = Pass(caller.standing(request), caller.key.id if caller.key is not None else None)
         if caller.accounts:
             passed.accounts, passed.clock, passed.unix_clock = caller.accounts, self.clock, self.unix_clock
             passed.is_busy = lambda: self.is_busy(request.model)
-            passed.enter()
+            passed.refill = self.callers.refill
         self._count(self.num_open + 1)
         return passed
 

@@ -119,15 +119,20 @@ def test_a_model_that_the_key_may_not_use_is_403() -> None:
     assert (refused.value.status, refused.value.param) == (403, "model")
 
 
-def test_limits_count_from_the_gate_to_the_end_of_the_answer() -> None:
+async def test_limits_count_from_the_gate_to_the_end_of_the_answer() -> None:
     gate, token = keyed(limits={"tokens_per_minute": 1000, "concurrent_requests": 1, "is_strict": True})
     request = make_request(headers=(("api-key", token),), max_tokens=300)
     passed = gate.enter(request)
+    await passed.enter()
+    refused = gate.enter(request)
     with pytest.raises(RateLimited, match="1 requests open"):
-        gate.enter(request)
-    passed.charge(request, 200)
+        await refused.enter()
+    gate.leave(refused)
+    await passed.charge(request, 200)
     assert dict(passed.headers())["x-ratelimit-remaining-tokens"] == "500"
     gate.leave(passed, Usage(prompt_tokens=200, output_tokens=50, first_token_s=0.1))
     assert dict(passed.headers())["x-ratelimit-remaining-tokens"] == "750"
-    gate.leave(gate.enter(request))
+    again = gate.enter(request)
+    await again.enter()
+    gate.leave(again)
     assert gate.num_open == 0
