@@ -44,10 +44,11 @@ async def fetch(model: str) -> str:
 
 @dataclass(eq=False, slots=True)
 class Engine:
-    """One engine process on a port of its own. What it writes goes to `log`, for its last words."""
+    """One engine process on ports of its own. What it writes goes to `log`, for its last words."""
 
     name: str
     port: int
+    grpc_port: int
     log: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
     process: asyncio.subprocess.Process | None = None
 
@@ -56,12 +57,18 @@ class Engine:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def address(self) -> str:
+        """As `--replica` takes it: it tells of its KV blocks over gRPC."""
+        return f"{self.url},kv=grpc://127.0.0.1:{self.grpc_port}"
+
+    @property
     def is_dead(self) -> bool:
         return self.process is not None and self.process.returncode is not None
 
     async def start(self, arguments: Sequence[str]) -> None:
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "engine", *arguments, "--port", str(self.port), "--exit-with-parent"),
+            *("--grpc-port", str(self.grpc_port)),
             stdin=asyncio.subprocess.PIPE,
             stdout=self.log,
             stderr=self.log,
@@ -100,11 +107,12 @@ class Engine:
 
 def plan(num_replicas: int) -> list[Engine]:
     """Engines on ports that are free now, all held until the last is known, so that they differ."""
-    holders = [socket.socket() for _ in range(num_replicas)]
+    holders = [socket.socket() for _ in range(2 * num_replicas)]
     try:
         for holder in holders:
             holder.bind(("127.0.0.1", 0))
-        return [Engine(f"r{i}", holder.getsockname()[1]) for i, holder in enumerate(holders, start=1)]
+        ports = [holder.getsockname()[1] for holder in holders]
+        return [Engine(f"r{i + 1}", ports[2 * i], ports[2 * i + 1]) for i in range(num_replicas)]
     finally:
         for holder in holders:
             holder.close()

@@ -61,7 +61,7 @@ async def _up(settings: Settings, num_replicas: int, model: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     started = engines.plan(num_replicas)
-    addresses = tuple(engine.url for engine in started)
+    addresses = tuple(engine.address for engine in started)
     drain_s = min(settings.drain_timeout_s, DRAIN_S)
     settings = replace(settings, replica=addresses, drain_timeout_s=drain_s)
     front = open_front(settings, open_log(settings.log_level))

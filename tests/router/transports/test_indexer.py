@@ -58,9 +58,12 @@ async def test_a_query_says_who_holds_how_much(path: str, asked: dict[str, Any])
 
 
 async def test_all_that_is_known_is_there_for_a_router_that_begins() -> None:
-    async with served(app()) as url, aiohttp.ClientSession() as session:
-        async with session.get(url + "/admin/prefix") as response:
-            assert await response.read() == b"all that is known"
+    async with (
+        served(app()) as url,
+        aiohttp.ClientSession() as session,
+        session.get(url + "/admin/prefix") as response,
+    ):
+        assert await response.read() == b"all that is known"
 
 
 async def test_an_engine_is_registered_and_unregistered() -> None:
