@@ -41,7 +41,8 @@ def judge(outcome: Outcome | None, error: BaseException | None) -> Verdict:
 @dataclass(eq=False, slots=True)
 class Share:
     """One open lease's share in its member's counts. `mark` is where the sums of its replica stood at its first token,
-    or when it came, if it is silent: its answer comes in one piece, and no byte of it says when the prompt was done.
+    or when it came, if it is silent: its answer comes in one piece, and no byte of it says when the prompt was done. It
+    is cold where its adapter has to be loaded first.
 
     `on_verdict` is told when the trial of a half-open breaker passes, and at the end of each lease.
     """
@@ -53,6 +54,7 @@ class Share:
     prefill_s: float
     is_trial: bool
     is_silent: bool
+    is_cold: bool = False
     mark: Mark | None = None
 
     def start(self, lease: Lease) -> None:
@@ -61,8 +63,12 @@ class Share:
         lease.started_at = now
         if not self.is_silent:
             self.mark = self.member.speeds.began(
-                now, lease.taken_at, self.tokens, num_tokens, replica.num_running, replica.context_tokens
+                now, lease.taken_at, self.tokens, num_tokens, replica.num_running, replica.context_tokens, self.is_cold
             )
+            if self.is_cold:
+                expected_s = lease.decision.expected_wait_s + lease.decision.prefill_s + replica.step.base_s
+                self.member.residency.learn(now - lease.taken_at - expected_s)
+                replica.adapter_load_s = self.member.residency.load_s
             replica.context_tokens += num_tokens
             self.member.take_in_speeds()
         self._leave_prefill(now)
@@ -137,6 +143,8 @@ def take(
         is_trial=member.breaker.send(now),
         is_silent=not demand.request.is_stream,
     )
+    if demand.adapter is not None:
+        share.is_cold = not member.residency.use(demand.adapter)
     if share.is_silent:
         share.mark = member.speeds.mark(now, replica.num_running, replica.context_tokens)
         replica.context_tokens += demand.prompt.num_tokens

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from router.core import Load, Replica
+from router.replicas.adapters import Residency
 from router.replicas.breaker import Breaker
 from router.replicas.health import Health
 from router.replicas.holdings import Holdings
@@ -31,9 +32,12 @@ class Member:
     publish: Callable[[], None] | None = None
     speeds: Speeds = field(default_factory=Speeds)
     holdings: Holdings = field(default_factory=Holdings)
+    residency: Residency = field(default_factory=Residency)
 
     def __post_init__(self) -> None:
         self.replica.shared_tokens = self.holdings.num_shared
+        self.replica.resident_adapters = self.residency.names
+        self.replica.adapter_load_s = self.residency.load_s
         self.health = Health(self.replica)
 
     def identify(self, identity: Identity, now: float) -> None:
@@ -66,6 +70,7 @@ class Member:
         """It failed or went: nothing it reported holds any more. Open leases are still counted until they end."""
         self.must_identify = True
         self.lost_at = now
+        self.residency.forget()
         self.forget_load()
 
     def report(self, load: Load, num_ours: int) -> bool:

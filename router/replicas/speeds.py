@@ -21,7 +21,7 @@ CHUNK_TOKENS = 8192
 # Variances of the multiples: what all of them share, and what each has of its own; and of a sample's relative error.
 COMMON_VARIANCE, OWN_VARIANCE, NOISE_VARIANCE = 9.0, 1.0, 0.02
 # How much older samples count, sample by sample; what the variances never exceed for want of news.
-FORGETTING, MAX_VARIANCE = 0.998, 100.0
+FORGETTING, MAX_VARIANCE = 0.99, 100.0
 # A sample counts fully within so much of what was expected, and as if it were at most so many times more or less.
 FULL_ERROR, MAX_RATIO = 0.3, 4.0
 MIN_MULTIPLE = 1e-3
@@ -145,9 +145,17 @@ class Speeds:
         return sums
 
     def began(
-        self, now: float, sent_at: float, num_new: int, num_tokens: int, num_running: int, context_tokens: int
+        self,
+        now: float,
+        sent_at: float,
+        num_new: int,
+        num_tokens: int,
+        num_running: int,
+        context_tokens: int,
+        is_delayed: bool = False,
     ) -> Mark:
-        """A first token: `num_new` of `num_tokens` prompt tokens were computed for it."""
+        """A first token: `num_new` of `num_tokens` prompt tokens were computed for it. It teaches nothing where
+        something else delayed it."""
         self.mark(now, num_running, context_tokens)
         pairs = num_new * (num_tokens - 0.5 * num_new)
         last, sums = self._last, self._sums
@@ -158,7 +166,8 @@ class Speeds:
         self._learn_first_tokens()
         was_ahead = last is not None and last.at > sent_at
         since = last.at if last is not None and was_ahead else sent_at
-        self._last = _FirstTokens(since, now, num_new, pairs, num_running, context_tokens, not was_ahead)
+        taught = 0 if is_delayed else num_new
+        self._last = _FirstTokens(since, now, taught, pairs, num_running, context_tokens, not was_ahead)
         return self._sums
 
     def ended(

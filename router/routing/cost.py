@@ -4,7 +4,7 @@ and the request's tokens; knows no other replica and chooses nothing.
     wait        prefill queued there at its speed, less what is done of it; half a step where something decodes
     prefill     our uncached tokens, attention to the cached ones included, and the steps that they take; host memory's
                 tokens at a share of it
-    adapter     loading ours, where it is not resident
+    adapter     loading ours where it is not resident, and slower steps for all that run there
     round_trip  to its region and back
     decode      a share of our own decoding: slow steps there are ours as well
     delay       a share of what our prefill delays each running decode
@@ -40,6 +40,7 @@ class Weights:
     reading: float = 0.05
     eviction: float = 0.5
     room: float = 1.0
+    mixing: float = 0.02
     lateness: float = 10.0
 
 
@@ -114,8 +115,11 @@ def terms(need: Need, replica: Replica, token_s: float, num_matched: int, num_ho
         wait += 0.5 * next_s
     own_s = num_new * (token_s + step.attention_s * (num_tokens - 0.5 * num_new))
     prefill = own_s + next_s * (1.0 + num_new // CHUNK_TOKENS) + num_host * HOST_SHARE * token_s
-    is_cold = need.adapter is not None and need.adapter not in replica.resident_adapters
-    adapter = replica.adapter_load_s if is_cold else 0.0
+    adapter = 0.0
+    if need.adapter is not None and need.adapter not in replica.resident_adapters:
+        # All that run there wait for the load, and each step is longer for the one more that it computes with.
+        slower_s = weights.mixing * next_s * num_output
+        adapter = (replica.adapter_load_s + slower_s) * (1 + num_running)
     first_s = wait + prefill + adapter + replica.round_trip_s
     return Terms(
         wait,
