@@ -25,7 +25,11 @@ class State(Enum):
 class Ending(asyncio.Future[None]):
     """What an errand can wait for without a task. Settled once, by `settle`."""
 
-    errand: "Errand | None" = None
+    __slots__ = ("errand",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.errand: Errand | None = None
 
     def settle(self, error: BaseException | None = None) -> None:
         """Go on with what waits for it, in this very call where that has no task. Later calls do nothing."""

@@ -142,7 +142,7 @@ class Relay:
         self.first_byte_at = None  # an attempt before this one may have begun an event and not ended it
         self.lease, self._attempt = lease, attempt
         lease.on_displaced = self._displaced
-        self._ending = Ending(loop=asyncio.get_running_loop())
+        self._ending = Ending(asyncio.get_running_loop())
         try:
             self._exchange = upstream.open_now(attempt, self)
             if self._exchange is None:
@@ -153,6 +153,7 @@ class Relay:
             await self._ending
         finally:
             self._detach()
+            lease.on_displaced = None  # else what a request has left would wait, in a circle, for the collector
 
     def fail(self, error: PointsmanError) -> None:
         """End the reply with an error: as a status if no head went out, in-band in a stream, else by cutting it."""

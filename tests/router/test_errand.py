@@ -30,7 +30,7 @@ class Log:
 
 
 def new_ending() -> Ending:
-    return Ending(loop=asyncio.get_running_loop())
+    return Ending(asyncio.get_running_loop())
 
 
 async def test_what_waits_for_its_ending_only_has_no_task_and_goes_on_in_the_call_that_settles_it() -> None:
