@@ -81,6 +81,8 @@ class ChatChoice:
         logprobs = self._spelled(output)
         if not (change or logprobs or output.finish_reason):
             return opening
+        if not change:
+            change["content"] = ""
         return [*opening, self._choice(change, logprobs) | self._ending(output)]
 
     def take(self, output: Output) -> None:
