@@ -4,10 +4,14 @@ Knows file names and field names; knows nothing of what a tokenizer does. Reads 
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 
 
 class SourceError(ValueError):
@@ -49,11 +53,14 @@ class TokenizerSource:
 
     @classmethod
     def from_path(cls, path: str | Path) -> Self:
-        """A folder with tokenizer.json and perhaps tokenizer_config.json and chat_template.jinja, or a tokenizer.json.
+        """A folder with tokenizer.json and perhaps tokenizer_config.json and chat_template.jinja, or a tokenizer.json;
+        else the id of a model on the Hugging Face hub (`org/name`), which is fetched if need be.
 
         Raises SourceError naming the file.
         """
         path = Path(path)
+        if _HUB_ID.fullmatch(str(path)) and not path.exists():
+            path = _fetch(str(path))
         folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
         tokenizer = _read(file)
         if tokenizer is None:
@@ -66,6 +73,16 @@ class TokenizerSource:
             bos_token=_special_token(config, "bos_token", config_file),
             eos_token=_special_token(config, "eos_token", config_file),
         )
+
+
+def _fetch(hub_id: str) -> Path:
+    """The folder of a model's tokenizer files."""
+    import huggingface_hub  # comes with `tokenizers`, and takes a while to load
+
+    try:
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+    except Exception as error:  # It passes on those of several libraries.
+        raise SourceError(f"`{hub_id}` is no path here, and the hub has it not: {error}") from error
 
 
 def _text(fields: Mapping[str, object], name: str, where: object) -> str | None:

@@ -151,6 +151,20 @@ def test_the_replica_table_and_the_metrics_page_show_the_fleet(fleet: Fleet) -> 
     assert f'pointsman_requests_total{{model="{MODEL}",outcome="ok",status="200"}}' in page
 
 
+def test_the_bundled_replicas_tell_what_they_hold_and_are_known_exactly(fleet: Fleet, client: openai.OpenAI) -> None:
+    assert [row["knowledge"] for row in fleet.replicas()] == ["EXACT", "EXACT"]
+    words = "Points and signals and stations and trains. "
+    chat: Any = [{"role": "user", "content": words * 20}]
+    for expected in (0, 1):
+        raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=chat, max_tokens=1)
+        matched = int(raw.headers["x-pointsman-reason"].partition("matched_tokens=")[2].partition(";")[0])
+        usage = raw.parse().usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        assert abs(matched - (usage.prompt_tokens_details.cached_tokens or 0)) <= 16
+        assert (matched > 100) is bool(expected)
+
+
 def test_pointsman_load_measures_the_fleet(fleet: Fleet, tmp_path: Any) -> None:
     report, picture = tmp_path / "load.json", tmp_path / "load.png"
     command = [str(BIN / "pointsman-load"), "run", "--url", fleet.url, "--concurrency", "2", "--requests", "6"]

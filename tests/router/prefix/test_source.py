@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from router.prefix.source import SourceError, TokenizerSource
@@ -87,3 +88,27 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SourceError, match=r"tokenizer\.json"):
         TokenizerSource.from_path(tmp_path)
+
+
+def test_a_model_of_the_hub_is_found_among_what_was_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "models--org--fox"
+    snapshot = model / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("abc")
+    write(snapshot, tokenizer__json={"model": {}}, tokenizer_config__json={"chat_template": "hub"})
+    real = huggingface_hub.snapshot_download
+    monkeypatch.setattr(
+        huggingface_hub,
+        "snapshot_download",
+        lambda id, **options: real(id, cache_dir=tmp_path, local_files_only=True, **options),
+    )
+    assert TokenizerSource.from_path("org/fox").chat_template == "hub"
+    with pytest.raises(SourceError, match="`org/wolf` is no path here, and the hub has it not"):
+        TokenizerSource.from_path("org/wolf")
+
+
+@pytest.mark.parametrize("path", ["/org/fox", "./fox", "fox", "a/b/c"])
+def test_what_is_no_hub_id_is_a_path_alone(path: str) -> None:
+    with pytest.raises(SourceError, match="there is no such file"):
+        TokenizerSource.from_path(path)
