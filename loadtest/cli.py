@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed (or too many requests did), 2 wrong usage, 130 inte
 
 import asyncio
 import importlib
+import logging
 import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from loadtest.peers.settings import PeersSettings
 from loadtest.report import exit_code, print_cancels, print_table, write_json
 from loadtest.run import measure
 from loadtest.settings import CancelSettings, RunSettings
-from loadtest.simulator.settings import SimSettings
+from loadtest.simulator.settings import ReplicaSettings, SimSettings
 from loadtest.summary import summarise
 from loadtest.trace import load_trace
 
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _peers(settings)
         if isinstance(settings, SimSettings):
             return _sim(settings)
+        if isinstance(settings, ReplicaSettings):
+            return _replica(settings)
         return _run(settings) if isinstance(settings, RunSettings) else _cancel(settings)
     except LoadError as error:
         print(f"pointsman-load: {error}", file=sys.stderr)
@@ -93,6 +96,12 @@ def _sim(settings: SimSettings) -> int:
     _check_folder("--png", settings.png)
     # Imported here: no other command needs the engine's and the router's cores.
     return int(importlib.import_module("loadtest.simulator.command").run(settings))
+
+
+def _replica(settings: ReplicaSettings) -> int:
+    logging.basicConfig(level=logging.INFO, format="pointsman-load replica: %(message)s")
+    _wait_for(importlib.import_module("loadtest.simulator.serving").serve(settings))
+    return 0
 
 
 def _wait_for(work: Coroutine[None, None, _Result]) -> _Result:

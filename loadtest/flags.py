@@ -9,13 +9,13 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from loadtest.errors import UsageError
 from loadtest.peers.settings import PeersSettings, check_peers
 from loadtest.settings import CancelSettings, RunSettings, about, check_cancel, check_run, flag_name
-from loadtest.simulator.settings import SimSettings, check_sim
+from loadtest.simulator.settings import ReplicaSettings, SimSettings, check_replica, check_sim
 
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
 _WANTED = {int: "a whole number", float: "a number", str: "text", Path: "a file"}
 
 
-def parse(argv: Sequence[str]) -> RunSettings | CancelSettings | PeersSettings | SimSettings:
+def parse(argv: Sequence[str]) -> RunSettings | CancelSettings | PeersSettings | SimSettings | ReplicaSettings:
     """The checked settings of the chosen command. Raises UsageError; --help exits as argparse does."""
     namespace, leftovers = _parser().parse_known_args(argv)
     if leftovers:
@@ -33,6 +33,10 @@ def parse(argv: Sequence[str]) -> RunSettings | CancelSettings | PeersSettings |
         sim = SimSettings(**given)
         check_sim(sim)
         return sim
+    if namespace.settings is ReplicaSettings:
+        replica = ReplicaSettings(**given)
+        check_replica(replica)
+        return replica
     cancel = CancelSettings(**given)
     check_cancel(cancel)
     return cancel
@@ -82,7 +86,19 @@ def _parser() -> argparse.ArgumentParser:
         description="Simulate policies on scenarios or a trace, on a virtual clock, with our own engine and router.",
         allow_abbrev=False,
     )
-    everything = ((run, RunSettings), (cancel, CancelSettings), (peers, PeersSettings), (sim, SimSettings))
+    replica = commands.add_parser(
+        "replica",
+        help="serve as an engine that only waits as long as a real one would compute",
+        description="The bundled engine's server and scheduler around a runner that waits, by a profile of step times.",
+        allow_abbrev=False,
+    )
+    everything = (
+        (run, RunSettings),
+        (cancel, CancelSettings),
+        (peers, PeersSettings),
+        (sim, SimSettings),
+        (replica, ReplicaSettings),
+    )
     for command, settings in everything:
         command.set_defaults(settings=settings)
         _add_flags(command, settings)

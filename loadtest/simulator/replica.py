@@ -21,6 +21,7 @@ from engine.sequence import Sequence as Running
 from loadtest.simulator.adapters import AdapterCosts
 from loadtest.simulator.clock import VirtualLoop
 from loadtest.simulator.profile import Overheads, Profile
+from loadtest.simulator.timing import batch_s
 
 
 class Figures(NamedTuple):
@@ -163,10 +164,7 @@ class SimReplica:
         return min(num_steps, *(len(each.table) * block_size - each.num_computed for each in running))
 
     def _step_s(self, batch: Batch) -> float:
-        prefills = [(chunk.num_tokens, chunk.start) for chunk in batch.chunks if chunk.num_tokens > 1]
-        context = sum(chunk.start for chunk in batch.chunks if chunk.num_tokens == 1)
-        num_loaded = sum(copy.to is Medium.GPU for copy in batch.copies) * self.core.scheduler.pool.block_size
-        step_s = self.profile.step_s(prefills, len(batch.chunks) - len(prefills), context, num_loaded)
+        step_s = batch_s(self.profile, batch, self.core.scheduler.pool.block_size)
         return self._load_s(batch) + step_s * self._adapter_factor({c.sequence.request.adapter for c in batch.chunks})
 
     def _adapter_factor(self, names: set[str | None]) -> float:

@@ -50,6 +50,30 @@ class SimSettings:
         return tuple(dict.fromkeys(name.strip() for name in self.policy.split(",") if name.strip()))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSettings:
+    """`pointsman-load replica`."""
+
+    profile: Annotated[str, About("the engine whose steps it takes as long as")] = "llama3-8b-h100-tp1"
+    speed: Annotated[
+        float, About("so many times faster than real; replay and objectives then shrink alike", above=0)
+    ] = 1.0
+    host: Annotated[str, About("address to listen on")] = "127.0.0.1"
+    port: Annotated[int, About("port to listen on; 0 takes a free one", at_least=0, at_most=65535)] = 8000
+    model: Annotated[str | None, About("model id to serve (default: the profile's name)")] = None
+    kv_tokens: Annotated[int | None, About("tokens in the KV cache (default: the profile's)", at_least=16)] = None
+    host_tokens: Annotated[int, About("tokens in the host tier", at_least=0)] = 0
+    adapter_slots: Annotated[int, About("adapters that compute at a time", at_least=0)] = 0
+    kv_events_port: Annotated[int | None, About("tell of the cache there, as vLLM does", at_least=1, at_most=65535)] = (
+        None
+    )
+
+
+def check_replica(settings: ReplicaSettings) -> None:
+    """Raise UsageError for a value out of range."""
+    check_numbers(settings)
+
+
 def check_sim(settings: SimSettings) -> None:
     """Raise UsageError for a value out of range or for flags that contradict each other."""
     check_numbers(settings)
