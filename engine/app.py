@@ -27,7 +27,7 @@ from engine.loading import LoadPhases, progress_bar
 from engine.loop import EngineLoop
 from engine.lora import read_lora
 from engine.model.attention import kv_dtype
-from engine.model.checkpoint import open_checkpoint
+from engine.model.checkpoint import Checkpoint, open_checkpoint
 from engine.model.config import ModelConfig
 from engine.model.fingerprint import fingerprint
 from engine.model.kv_cache import KVCache, bytes_per_block
@@ -88,43 +88,21 @@ def listen(host: str, port: int) -> socket.socket:
 def build(config: EngineConfig) -> Parts:
     """Raises StartError, AdapterError, ModelError, FetchError, PlacementError, MemoryError, OSError; each says what is
     wrong."""
-    if config.threads is not None:
-        use_threads(config.threads)
-    device = device_named(config.device)
-    dtype = dtype_named(config.dtype, device)
     path = _model_path(config.model)
-    phases = LoadPhases()
-    with phases.timed("open"):
-        checkpoint = open_checkpoint(path)
-    model, kv_type = checkpoint.config, kv_dtype(dtype, device)
-    num_blocks = _num_blocks(config, bytes_per_block(model, BLOCK_SIZE, kv_type))
+    machine = _machine(config, path)
+    checkpoint, runner, slots, num_blocks = machine.checkpoint, machine.runner, machine.slots, machine.num_blocks
+    model, kv_type = checkpoint.config, machine.kv_type
     max_model_len = _max_model_len(config, model, num_blocks)
-    num_host_blocks = int(config.host_kv_gib * 2**30) // bytes_per_block(model, BLOCK_SIZE, kv_type)
-
-    def allocate() -> tuple[KVCache, KVCache | None]:
-        cache = KVCache.allocate(model, num_blocks, BLOCK_SIZE, kv_type, device)
-        if not num_host_blocks:
-            return cache, None
-        return cache, KVCache.allocate(model, num_host_blocks, BLOCK_SIZE, kv_type, device_named("cpu"))
-
-    four_bits = four_bits_named(config.four_bit, dtype, device)
-    read_weights = partial(load, checkpoint, dtype, device, four_bits, progress_bar())
-    slots = Slots(dtype, device)
-    with phases.timed("weights"):
-        weights = read_weights()
-    with phases.timed("kv_cache"):
-        runner = Runner(weights, *allocate(), slots)
     events = _events(config)
-    pool = BlockPool(num_blocks, BLOCK_SIZE, num_host_blocks, records_changes=events is not None)
+    pool = BlockPool(num_blocks, BLOCK_SIZE, machine.num_host_blocks, records_changes=events is not None)
     adapters = AdapterSlots(config.max_loras)
     drafting = Drafting(config.prompt_lookup_tokens) if config.prompt_lookup_tokens else None
     scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, adapters, drafting)
     engine = EngineLoop(EngineCore(scheduler), runner.run)
-    engine.core.stats.load_s = phases.took_s
-    residence = Residence(runner, device, read_weights, allocate)
+    engine.core.stats.load_s = machine.load_s
     model_id = config.served_model_name or _model_id(config.model)
     read_adapter = partial(read_lora, shapes=weight_shapes(model), max_rank=config.max_lora_rank)
-    control = Control(engine, model_id, read_adapter, slots.keep, residence.sleep, residence.wake)
+    control = Control(engine, model_id, read_adapter, slots.keep, machine.residence.sleep, machine.residence.wake)
     for entry in config.lora:
         control.load_before_start(*entry.split("=", 1))
     kv_memory = partial(
@@ -147,8 +125,62 @@ def build(config: EngineConfig) -> Parts:
         pooling=_pooling(config, path),
         vector_size=model.hidden_size,
     )
-    numbers = f"{str(dtype).removeprefix('torch.')}, {num_blocks} KV blocks, context {max_model_len}"
-    return Parts(config, service, control, transfer, events, f"{model_id} on {device}, {numbers}")
+    about = f"{model_id} on {machine.about}, {num_blocks} KV blocks, context {max_model_len}"
+    return Parts(config, service, control, transfer, events, about)
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """What computes, and where its KV lies. `load_s` has the seconds of each phase of the start."""
+
+    about: str
+    checkpoint: Checkpoint
+    runner: Runner
+    slots: Slots
+    residence: Residence
+    kv_type: Any
+    num_blocks: int
+    num_host_blocks: int
+    load_s: dict[str, float]
+
+
+def _machine(config: EngineConfig, path: Path) -> _Machine:
+    if config.threads is not None:
+        use_threads(config.threads)
+    device = device_named(config.device)
+    dtype = dtype_named(config.dtype, device)
+    four_bits = four_bits_named(config.four_bit, dtype, device)
+    phases = LoadPhases()
+    with phases.timed("open"):
+        checkpoint = open_checkpoint(path)
+    model, kv_type = checkpoint.config, kv_dtype(dtype, device)
+    num_blocks = _num_blocks(config, bytes_per_block(model, BLOCK_SIZE, kv_type))
+    num_host_blocks = int(config.host_kv_gib * 2**30) // bytes_per_block(model, BLOCK_SIZE, kv_type)
+    _max_model_len(config, model, num_blocks)  # Refused before the weights are read.
+
+    def allocate() -> tuple[KVCache, KVCache | None]:
+        cache = KVCache.allocate(model, num_blocks, BLOCK_SIZE, kv_type, device)
+        if not num_host_blocks:
+            return cache, None
+        return cache, KVCache.allocate(model, num_host_blocks, BLOCK_SIZE, kv_type, device_named("cpu"))
+
+    read_weights = partial(load, checkpoint, dtype, device, four_bits, progress_bar())
+    slots = Slots(dtype, device)
+    with phases.timed("weights"):
+        weights = read_weights()
+    with phases.timed("kv_cache"):
+        runner = Runner(weights, *allocate(), slots)
+    return _Machine(
+        about=f"{device}, {str(dtype).removeprefix('torch.')}",
+        checkpoint=checkpoint,
+        runner=runner,
+        slots=slots,
+        residence=Residence(runner, device, read_weights, allocate),
+        kv_type=kv_type,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        load_s=phases.took_s,
+    )
 
 
 async def serve(parts: Parts, listener: socket.socket) -> None:
