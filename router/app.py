@@ -214,6 +214,7 @@ class Router:
                 relay.tick(now)
             if self.sharing is not None and self.queue.num_waiting:
                 self.queue.pump()
+            self.commons.wake_sleepers(self.queue, self.registry)
 
     async def _sweep(self, port: DataPort) -> None:
         while True:

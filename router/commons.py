@@ -22,6 +22,7 @@ from router.admission.ration import Ration
 from router.config import Settings
 from router.ports import Placer
 from router.replicas.registry import Registry
+from router.replicas.waking import Waker
 from router.store.connection import Store
 from router.store.embedded import EmbeddedServer, NoServer, find_server
 from router.workers.sharing import Sharing
@@ -56,6 +57,7 @@ class Commons:
         self.capacity = Capacity(settings.max_in_flight)
         self.ration: Ration | None = None
         self.allotments: Allotments | None = None
+        self.waker: Waker | None = None
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -67,7 +69,11 @@ class Commons:
                 await stack.enter_async_context(self.ration.opened())
             if self.allotments is not None:
                 await stack.enter_async_context(self.allotments.opened())
-            yield
+            try:
+                yield
+            finally:
+                if self.waker is not None:
+                    await self.waker.close()
 
     @property
     def status(self) -> Mapping[str, object]:
@@ -111,6 +117,17 @@ class Commons:
             terms=self.terms,
             ration=self.ration,
         )
+
+    def wake_sleepers(self, queue: LocalQueue, registry: Registry) -> None:
+        """Where requests wait and no replica is ready, one that sleeps shall wake. Called a few times a second."""
+        if not queue.num_waiting:
+            return
+        if self.waker is None:
+            self.waker = Waker(time.monotonic, registry.woken)
+        for model in queue.unready_waiting():
+            self.waker.wake_one(
+                replica for replica in registry.replicas() if replica.pool is not None and replica.pool.model == model
+            )
 
     def _new_store(self) -> Store | None:
         if self.server is not None:

@@ -139,6 +139,7 @@ class ReplicaState(Enum):
     STARTING = "starting"
     READY = "ready"
     FAILED = "failed"
+    ASLEEP = "asleep"
     DRAINING = "draining"
 
 

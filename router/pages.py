@@ -26,6 +26,7 @@ def readiness(router: "Router") -> tuple[bool, Mapping[str, object]]:
         "replicas_ready": num_ready,
         "replicas_total": len(replicas),
         "loading_tokenizer": router.is_loading,
+        "store": router.commons.status,
         "knowledge": {replica.id: _known(router, replica) for replica in replicas},
     }
     return num_ready > 0 and not is_draining and not router.is_loading, detail
@@ -92,7 +93,7 @@ def report(router: "Router") -> Report:
         )
         for family in router.metrics.collect()
     ]
-    return Report(is_ready, detail, replica_rows(router), router.registry.models(), families)
+    return Report(is_ready, detail, replica_rows(router), router.models(), families)
 
 
 def add_gauges(router: "Router") -> None:
@@ -119,6 +120,17 @@ def add_gauges(router: "Router") -> None:
     add("pointsman_index_blocks", "KV blocks in the prefix index.", none, lambda: [((), router.index.total_blocks)])
     add("pointsman_index_bytes", "Bytes of the prefix index.", none, lambda: [((), router.index.num_bytes)])
     add("pointsman_queue_waiting", "Requests waiting for a replica.", none, lambda: [((), router.queue.num_waiting)])
+    unready = router.queue.unready_waiting
+    add(
+        "pointsman_unready_waiting",
+        "Requests that wait for a model none of whose replicas is ready: start or wake one.",
+        ("model",),
+        lambda: [((model,), float(count)) for model, count in unready().items()],
+    )
+    store = router.commons.store
+    if store is not None:
+        add("pointsman_store_up", "1 while queues and limits are shared.", none, lambda: [((), float(store.is_up))])
+        add("pointsman_store_losses", "How often the store was lost.", none, lambda: [((), float(store.num_losses))])
     add("pointsman_open_requests", "Requests in this process.", none, lambda: [((), router.gate.num_open)])
     add("pointsman_loop_lag_seconds", "How late the event loop was.", none, lambda: [((), router.lag_s)])
 

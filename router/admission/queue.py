@@ -7,7 +7,7 @@ that waits may be cancelled between that step and its waking; it then gives the 
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from router.admission.bands import BandTerms
@@ -104,6 +104,15 @@ class LocalQueue:
     def num_waiting_in(self, pool: Pool) -> int:
         queue = self._lines.get(pool.model)
         return len(queue.line) if queue else 0
+
+    def unready_waiting(self) -> Mapping[str, int]:
+        """How many wait for each model that has no ready replica: somebody should start or wake one."""
+        found: dict[str, int] = {}
+        for model, queue in self._lines.items():
+            oldest = queue.line.oldest if queue.line.num_waiting else None
+            if oldest is not None and not self.placer.has_ready(oldest.demand):
+                found[model] = queue.line.num_waiting
+        return found
 
     def oldest_wait_s(self, pool: Pool) -> float:
         """How long the longest waiter of the pool has waited; 0 where nobody waits."""

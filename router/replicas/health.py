@@ -13,6 +13,7 @@ from router.replicas.fetch import Answer, ConnectRefused, fetch
 
 class Event(Enum):
     FOUND = "a probe was good"
+    SLEPT = "it is well, and asleep"
     LOST = "nobody listens, or probes failed repeatedly"
     DRAIN = "it shall get no new requests"
     UNDRAIN = "it may serve again"
@@ -23,6 +24,12 @@ TRANSITIONS: Mapping[tuple[ReplicaState, Event], ReplicaState] = {
     (ReplicaState.STARTING, Event.FOUND): ReplicaState.READY,
     (ReplicaState.READY, Event.LOST): ReplicaState.FAILED,
     (ReplicaState.FAILED, Event.FOUND): ReplicaState.READY,
+    (ReplicaState.STARTING, Event.SLEPT): ReplicaState.ASLEEP,
+    (ReplicaState.READY, Event.SLEPT): ReplicaState.ASLEEP,
+    (ReplicaState.FAILED, Event.SLEPT): ReplicaState.ASLEEP,
+    (ReplicaState.ASLEEP, Event.FOUND): ReplicaState.READY,
+    (ReplicaState.ASLEEP, Event.LOST): ReplicaState.FAILED,
+    (ReplicaState.ASLEEP, Event.DRAIN): ReplicaState.DRAINING,
     (ReplicaState.STARTING, Event.DRAIN): ReplicaState.DRAINING,
     (ReplicaState.READY, Event.DRAIN): ReplicaState.DRAINING,
     (ReplicaState.FAILED, Event.DRAIN): ReplicaState.DRAINING,
@@ -44,10 +51,10 @@ class Health:
     def is_lost(self) -> bool:
         return self.num_strikes >= STRIKES_TO_LOSE
 
-    def pass_probe(self) -> bool:
+    def pass_probe(self, *, is_asleep: bool = False) -> bool:
         """A probe was good. True when that changed the state."""
         self.num_strikes = 0
-        return self.follow(Event.FOUND)
+        return self.follow(Event.SLEPT if is_asleep else Event.FOUND)
 
     def fail_probe(self, error: UpstreamError) -> bool:
         """A probe was not good. True when the replica is lost by this one, also where its state shows DRAINING."""

@@ -17,8 +17,9 @@ from router.replicas.speeds import Speeds
 @dataclass(eq=False, slots=True)
 class Member:
     """`must_identify`: what it serves is unknown, or may have changed while it was lost. `metrics_path`: None where it
-    has no page that we can read. `wants_probe` is set when a request's failure makes it suspect. `lost_at`: when it was
-    last lost, 0 if never. `publish` is called when its counts have changed: other workers go by them."""
+    has no page that we can read. `may_sleep` is false where it knows no sleep. `wants_probe` is set when a request's
+    failure makes it suspect. `lost_at`: when it was last lost, 0 if never. `publish` is called when its counts have
+    changed: other workers go by them."""
 
     replica: Replica
     breaker: Breaker
@@ -27,6 +28,7 @@ class Member:
     identified_at: float = -math.inf
     must_identify: bool = True
     metrics_path: str | None = None
+    may_sleep: bool = True
     wants_probe: asyncio.Event = field(default_factory=asyncio.Event)
     lost_at: float = 0.0
     publish: Callable[[], None] | None = None
@@ -69,6 +71,7 @@ class Member:
     def lose(self, now: float) -> None:
         """It failed or went: nothing it reported holds any more. Open leases are still counted until they end."""
         self.must_identify = True
+        self.may_sleep = True
         self.lost_at = now
         self.residency.forget()
         self.forget_load()

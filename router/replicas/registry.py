@@ -201,6 +201,13 @@ class Registry:
         if member is not None:
             member.wants_probe.set()
 
+    def woken(self, replica_id: str) -> None:
+        """It was told to wake up: look at once, whoever of us probes it."""
+        member = self._members.get(replica_id)
+        if member is not None:
+            member.wants_probe.set()
+            self.on_suspect(member)
+
     def cool(self, replica_id: str, until: float) -> None:
         """It pushed another process back."""
         member = self._members.get(replica_id)
@@ -248,6 +255,7 @@ class Registry:
             on_lighter=lambda: self.on_change(),
             on_report=lambda member: self.on_seen(member),
             before_report=lambda: self.before_report(),
+            on_asleep=self._asleep,
         )
 
     async def _discover_forever(self) -> None:
@@ -324,6 +332,14 @@ class Registry:
         log.info("%s is ready and serves %s", member.replica.id, ", ".join(member.replica.models))
         self.on_seen(member)
         self.on_change()
+
+    def _asleep(self, member: Member) -> None:
+        """It is there, and gets nothing until it wakes; what it had cached is gone."""
+        if member.health.pass_probe(is_asleep=True):
+            self._roster.update(member)
+            log.info("%s is asleep", member.replica.id)
+            self.on_lost(member.replica.id)
+            self.on_seen(member)
 
     def _bad(self, member: Member, error: UpstreamError) -> None:
         if not member.health.fail_probe(error):

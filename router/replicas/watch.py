@@ -20,6 +20,7 @@ from router.replicas.health import probe
 from router.replicas.identify import Identity, TokenizerDocument, identify, list_models
 from router.replicas.load import find_page, parse_block_size, parse_engine, parse_load, parse_num_blocks, read_page
 from router.replicas.member import Member
+from router.replicas.waking import is_asleep
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Watch:
     on_lighter: Callable[[], None]
     on_report: Callable[[Member], None] = field(default=lambda _: None)
     before_report: Callable[[], None] = field(default=lambda: None)
+    on_asleep: Callable[[Member], None] = field(default=lambda _: None)
     _tasks: dict[Member, list[asyncio.Task[None]]] = field(default_factory=dict, init=False)
 
     def start(self, member: Member) -> None:
@@ -96,7 +98,15 @@ class Watch:
             log.exception("cannot make out what %s serves", member.replica.id)
             self.on_bad(member, BadAnswer(f"cannot make out what {member.replica.id} serves"))
         else:
-            self.on_good(member)
+            self.on_asleep(member) if await self._is_asleep(member) else self.on_good(member)
+
+    async def _is_asleep(self, member: Member) -> bool:
+        """One that knows no sleep is asked again when it came back."""
+        if not member.may_sleep:
+            return False
+        found = await is_asleep(self.session, member.replica.spec, self.pace.probe_timeout_s)
+        member.may_sleep = found is not None
+        return found is True
 
     async def _learn(self, member: Member) -> None:
         if not member.must_identify and self.clock() - member.identified_at >= self.pace.models_interval_s:

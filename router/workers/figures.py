@@ -19,6 +19,7 @@ SUMMED = frozenset(
         "pointsman_index_bytes",
         "pointsman_prefix_reuse_tokens",
         "pointsman_queue_waiting",
+        "pointsman_unready_waiting",
         "pointsman_open_requests",
     }
 )
