@@ -75,7 +75,7 @@ class Slo(msgspec.Struct, frozen=True, gc=False):
 
 class Request(msgspec.Struct, frozen=True, gc=False):
     """One call of a client. `body` holds the bytes as received; `messages` and `prompt` (in embeddings: `input`) are
-    decoded views of it."""
+    decoded views of it. `standing` is who asks where that was settled before, as a job's was when it was submitted."""
 
     id: str
     surface: Surface
@@ -94,6 +94,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     session: str | None = None
     slo: Slo | None = None
     headers: Headers = ()
+    standing: Standing | None = None
 
 
 @dataclass(eq=False, slots=True)

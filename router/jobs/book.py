@@ -23,7 +23,7 @@ MOST_DEATHS = 3
 SAME_S = 24 * 3600.0
 # Until another sender may try a webhook that its sender is silent of.
 HOOK_LEASE_S = 60.0
-_FIELDS = ("owner surface state created changed tries status result fault hook hook_state hook_fault").split()
+FIELDS = "owner surface state created changed tries status result fault hook hook_state hook_fault name".split()
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -49,26 +49,24 @@ class JobBook:
         """The id of the (first) job, which is an earlier one's where `same`, a key of idempotency, was used before."""
         words: list[Any] = [same, _ms(SAME_S), len(jobs)]
         for job in jobs:
-            hook = b"" if job.hook is None else msgspec.json.encode(job.hook)
-            words += [job.id, job.owner, job.surface, job.body, job.priority, _ms(job.queue_timeout_s), job.most_tries]
-            words += [_ms(job.delay_s), _ms(job.most_delay_s), hook, job.batch, _ms(job.keep_s)]
-        found = await self._run("submit", words)
+            words += new_words(job)
+        found = await self.run("submit", words)
         return found.decode() if isinstance(found, bytes) else jobs[0].id
 
     async def claim(self, most: int) -> list[Claimed]:
-        rows = await self._run("claim", [most, _ms(LEASE_S)])
+        rows = await self.run("claim", [most, _ms(LEASE_S)])
         return [
             Claimed(id.decode(), int(fence), owner.decode(), surface.decode(), body, int(left_ms) / 1e3)
             for id, fence, owner, surface, body, left_ms in rows
         ]
 
     async def renew(self, held: Sequence[Claimed]) -> list[Held]:
-        found = await self._run("renew", [_ms(LEASE_S), *_fences(held)])
+        found = await self.run("renew", [_ms(LEASE_S), *_fences(held)])
         return [Held(bool(code), code == 2) for code in found]
 
     async def give_back(self, held: Sequence[Claimed]) -> None:
         if held:
-            await self._run("give_back", _fences(held))
+            await self.run("give_back", _fences(held))
 
     async def end(
         self,
@@ -82,11 +80,11 @@ class JobBook:
         """Was it ours to end? WAITING means that it is tried again, if it may be."""
         outcome = "again" if state is JobState.WAITING else state
         words = [claimed.id, claimed.fence, outcome, status, result, fault, _ms(wait_s)]
-        return bool(await self._run("end", words))
+        return bool(await self.run("end", words))
 
     async def cancel(self, id: str, owner: str) -> JobState | None:
         """The state that it has then; None where the owner has no such job."""
-        state = await self._run("cancel", [id, owner])
+        state = await self.run("cancel", [id, owner])
         return None if state is None else JobState(state.decode())
 
     async def get(self, id: str, owner: str) -> Job | None:
@@ -95,19 +93,19 @@ class JobBook:
 
     async def find(self, id: str) -> Job | None:
         """Whoever's it is."""
-        row = await self.store.call("HMGET", names.job(id), *_FIELDS)
-        return None if row[0] is None else _job(id, dict(zip(_FIELDS, row, strict=True)))
+        row = await self.store.call("HMGET", names.job(id), *FIELDS)
+        return None if row[0] is None else job_of(id, row)
 
     async def sweep(self, most: int = 200) -> tuple[int, int, int]:
         """How many jobs wait again, were taken back, expired."""
-        waiting, lost, late = await self._run("sweep", [most, MOST_DEATHS])
+        waiting, lost, late = await self.run("sweep", [most, MOST_DEATHS])
         return int(waiting), int(lost), int(late)
 
     async def num_waiting(self) -> int:
         return int(await self.store.call("ZCARD", names.JOBS + "queue"))
 
     async def due_hooks(self, most: int) -> list[DueHook]:
-        rows = await self._run("hooks", [most, _ms(HOOK_LEASE_S)])
+        rows = await self.run("hooks", [most, _ms(HOOK_LEASE_S)])
         fields = ("state", "status", "fault", "result", "hook", "surface", "created", "changed")
         return [
             DueHook(_job(id.decode(), dict(zip(fields, row, strict=True))), int(attempt)) for id, attempt, *row in rows
@@ -115,7 +113,7 @@ class JobBook:
 
     async def hooked(self, due: DueHook, outcome: str, wait_s: float = 0.0, fault: str = "") -> None:
         """`outcome` is delivered, again or dead."""
-        await self._run("hooked", [due.job.id, due.attempt, outcome, _ms(wait_s), fault])
+        await self.run("hooked", [due.job.id, due.attempt, outcome, _ms(wait_s), fault])
 
     async def dead_hooks(self, most: int = 100) -> list[Job]:
         """Webhooks that were given up, the latest first."""
@@ -125,10 +123,23 @@ class JobBook:
 
     async def replay(self, id: str, owner: str = "") -> bool:
         """Send a webhook anew. False where there is none that has been sent or given up."""
-        return bool(await self._run("replay", [id, owner]))
+        return bool(await self.run("replay", [id, owner]))
 
-    async def _run(self, name: str, words: Sequence[Any]) -> Any:
+    async def run(self, name: str, words: Sequence[Any]) -> Any:
+        """What the script of that name gives."""
         return await self.store.run(_script(name), [names.JOBS], words)
+
+
+def new_words(job: NewJob) -> list[Any]:
+    """A new job as the scripts take it."""
+    hook = b"" if job.hook is None else msgspec.json.encode(job.hook)
+    waits = [_ms(job.queue_timeout_s), job.most_tries, _ms(job.delay_s), _ms(job.most_delay_s)]
+    return [job.id, job.owner, job.surface, job.body, job.priority, *waits, hook, job.batch, _ms(job.keep_s), job.name]
+
+
+def job_of(id: str, row: Sequence[bytes | None]) -> Job:
+    """From the values of `FIELDS`."""
+    return _job(id, dict(zip(FIELDS, row, strict=True)))
 
 
 @cache
@@ -156,6 +167,7 @@ def _job(id: str, row: Mapping[str, bytes | None]) -> Job:
         hook=msgspec.json.decode(hook, type=Hook) if hook else None,
         hook_state=text("hook_state"),
         hook_fault=text("hook_fault"),
+        name=text("name"),
     )
 
 

@@ -43,7 +43,8 @@ class Hook(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """What is submitted. Times in seconds; lower `priority` goes first; `batch` names the batch it is a line of."""
+    """What is submitted. Times in seconds; lower `priority` goes first; `batch` is the batch that it is a line of, and
+    `name` what its client calls it there."""
 
     id: str
     owner: str
@@ -57,6 +58,7 @@ class NewJob:
     hook: Hook | None = None
     batch: str = ""
     keep_s: float = 24 * 3600.0
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class Job:
     hook: Hook | None = None
     hook_state: str = ""
     hook_fault: str = ""
+    name: str = ""
 
     @property
     def has_ended(self) -> bool:

@@ -3,12 +3,14 @@ and which headers become fields of a request; knows nothing of sockets."""
 
 from router import openai
 from router.admission.terms import asked_band, asked_deadline
-from router.core import Headers, Request, Surface
+from router.core import Headers, Request, Standing, Surface
 from router.headers import request_id
 from router.routing.wishes import session_of, slo_of
 
 
-def new_request(surface: Surface, body: bytes, headers: Headers, now: float, deadline: float) -> Request:
+def new_request(
+    surface: Surface, body: bytes, headers: Headers, now: float, deadline: float, standing: Standing | None = None
+) -> Request:
     """`now` and the latest `deadline` in seconds of the router's clock; the request may ask for a sooner one.
 
     Raises InvalidRequest that names the field."""
@@ -31,4 +33,5 @@ def new_request(surface: Surface, body: bytes, headers: Headers, now: float, dea
         session=session_of(headers, fields.prompt_cache_key, fields.previous_response_id, fields.user),
         slo=slo_of(headers),
         headers=headers,
+        standing=standing,
     )

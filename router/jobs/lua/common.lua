@@ -13,6 +13,21 @@ local queue, leases, delayed, deadlines = prefix .. 'queue', prefix .. 'leases',
 local hooks = prefix .. 'hooks'
 local function job(id) return prefix .. 'job:' .. id end
 
+-- The thirteen arguments of a new job from ARGV[at] on: id, owner, surface, body, priority, most ms in the queue, most tries,
+-- first delay ms, most delay ms, webhook (JSON or ''), batch ('' for none), ms to keep it once it has ended, and the
+-- name that its client gave it.
+local function add(at)
+  local id, sequence = ARGV[at], redis.call('INCR', prefix .. 'sequence')
+  local score = string.format('%.0f', tonumber(ARGV[at + 4]) * 2 ^ 45 + sequence)
+  redis.call('HSET', job(id), 'state', 'queued', 'owner', ARGV[at + 1], 'surface', ARGV[at + 2], 'body', ARGV[at + 3],
+    'score', score, 'queue_until', now + tonumber(ARGV[at + 5]), 'tries', 0, 'most_tries', ARGV[at + 6],
+    'delay_ms', ARGV[at + 7], 'most_delay_ms', ARGV[at + 8], 'hook', ARGV[at + 9], 'batch', ARGV[at + 10],
+    'keep_ms', ARGV[at + 11], 'name', ARGV[at + 12], 'fence', 0, 'deaths', 0, 'created', now, 'changed', now)
+  redis.call('ZADD', queue, score, id)
+  redis.call('ZADD', deadlines, now + tonumber(ARGV[at + 5]), id)
+  return at + 13
+end
+
 local function finish(id, state, status, result, fault)
   local key = job(id)
   redis.call('HSET', key, 'state', state, 'changed', now, 'status', status, 'result', result, 'fault', fault)

@@ -1,0 +1,294 @@
+"""The routes of jobs on aiohttp: asynchronous requests, files, batches, webhooks. Knows paths and OpenAI's shapes; who
+may ask is the guard's matter, and what happens the book's, the shelf's and the batches'."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import BodyPartReader, web
+
+from router.core import Surface
+from router.errors import InvalidRequest, PointsmanError
+from router.jobs import asking, lines
+from router.jobs.addresses import Reach
+from router.jobs.batches import COMPLETION_WINDOW_S, Batch, BatchBook, BatchDocument
+from router.jobs.book import JobBook
+from router.jobs.files import PIECE_BYTES, Shelf
+from router.jobs.hooks import HookSender
+from router.jobs.runner import JobRunner
+from router.jobs.states import Job
+from router.store.errors import StoreAway
+from router.transports.keypages import CALLER
+
+SSE_POLL_S = 0.25
+MAX_LISTED = 100
+PURPOSES = ("batch", "user_data", "assistants", "vision", "fine-tune", "evals")
+
+
+class UnknownJob(InvalidRequest):
+    status = 404
+    code = "async_request_not_found"
+
+
+class UnknownBatch(InvalidRequest):
+    status = 404
+    code = "batch_not_found"
+
+
+class JobsAway(PointsmanError):
+    """Jobs are kept in Redis, and it is not there."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "jobs_unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class JobPages:
+    """What the routes use. `keep_s` is how long a job is kept once it has ended."""
+
+    book: JobBook
+    batches: BatchBook
+    shelf: Shelf
+    runner: JobRunner
+    sender: HookSender
+    reach: Reach
+    keep_s: float = 24 * 3600.0
+
+    async def submit(self, request: web.Request) -> web.Response:
+        surface = Surface(f"/v1/{request.match_info['surface']}")
+        caller = request[CALLER]
+        job, model = asking.new_job(surface, await request.read(), caller.tenant, self.reach, self.keep_s)
+        caller.check_model(model)
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        id = await self.book.submit([job], asking.same_key(caller.tenant, headers))
+        self.runner.wake()
+        found = await self._job(request, id)
+        return _json(found.told(), 202, {"location": f"/v1/async/{id}"})
+
+    async def read(self, request: web.Request) -> web.StreamResponse:
+        job = await self._job(request, request.match_info["id"])
+        if "text/event-stream" in request.headers.get("accept", ""):
+            return await self._follow(request, job)
+        return _json(job.told())
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        id = request.match_info["id"]
+        if await self.book.cancel(id, request[CALLER].tenant) is None:
+            raise _unknown_job(id)
+        return _json((await self._job(request, id)).told())
+
+    async def replay(self, request: web.Request) -> web.Response:
+        id = request.match_info["id"]
+        if not await self.book.replay(id, request[CALLER].tenant):
+            raise _unknown_job(id)
+        self.sender.wake()
+        return _json((await self._job(request, id)).told())
+
+    async def upload(self, request: web.Request) -> web.Response:
+        """The connection is aiohttp's for good, so that the file need not be held: it ends with the answer."""
+        fields: dict[str, str] = {}
+        record = None
+        if not request.content_type.startswith("multipart/"):
+            raise InvalidRequest("The body must be multipart/form-data.", param="file")
+        async for part in await request.multipart():
+            if not isinstance(part, BodyPartReader):
+                raise InvalidRequest("A part of the form may not be multipart itself.", param="file")
+            if part.name == "file":
+                purpose = _purpose(fields)
+                name = part.filename or "upload"
+                record = await self.shelf.put(request[CALLER].tenant, name, purpose, _pieces(part))
+            elif part.name is not None:
+                fields[part.name] = (await part.read(decode=True))[:1000].decode("utf-8", "replace")
+        if record is None:
+            raise InvalidRequest("The form must have a part `file`, behind `purpose`.", param="file")
+        response = _json(record.told())
+        response.force_close()
+        return response
+
+    async def files(self, request: web.Request) -> web.Response:
+        found = await self.shelf.owned(request[CALLER].tenant)
+        if purpose := request.query.get("purpose"):
+            found = [record for record in found if record.purpose == purpose]
+        return _listed([record.told() for record in found], request)
+
+    async def file(self, request: web.Request) -> web.Response:
+        record = await self.shelf.get(request[CALLER].tenant, request.match_info["id"])
+        return _json(record.told())
+
+    async def content(self, request: web.Request) -> web.StreamResponse:
+        record = await self.shelf.get(request[CALLER].tenant, request.match_info["id"])
+        return web.FileResponse(self.shelf.path(record.id), headers={"content-type": "application/octet-stream"})
+
+    async def delete_file(self, request: web.Request) -> web.Response:
+        id = request.match_info["id"]
+        await self.shelf.delete(request[CALLER].tenant, id)
+        return _json({"id": id, "object": "file", "deleted": True})
+
+    async def create_batch(self, request: web.Request) -> web.Response:
+        asked = _decoded(await request.read())
+        owner = request[CALLER].tenant
+        endpoint = lines.check_endpoint(asked.get("endpoint"))
+        if asked.get("completion_window") != "24h":
+            raise InvalidRequest("`completion_window` must be 24h.", param="completion_window")
+        record = await self.shelf.get(owner, str(asked.get("input_file_id")))
+        now = int(self.shelf.wall())
+        document = BatchDocument(
+            input_file_id=record.id,
+            endpoint=endpoint,
+            created_at=now,
+            expires_at=now + int(COMPLETION_WINDOW_S),
+            metadata=_metadata(asked.get("metadata")),
+        )
+        return _json((await self.batches.create(owner, document, COMPLETION_WINDOW_S)).told())
+
+    async def list_batches(self, request: web.Request) -> web.Response:
+        most = _limit(request, 20)
+        found = await self.batches.owned(request[CALLER].tenant, request.query.get("after"), most + 1)
+        told = [batch.told() for batch in found[:most]]
+        return _json(_list(told, has_more=len(found) > most))
+
+    async def batch(self, request: web.Request) -> web.Response:
+        return _json((await self._batch(request)).told())
+
+    async def cancel_batch(self, request: web.Request) -> web.Response:
+        batch = await self._batch(request)
+        await self.batches.cancel(batch.id, batch.owner)
+        return _json((await self._batch(request)).told())
+
+    async def dead_hooks(self, request: web.Request) -> web.Response:
+        """Of all owners, for operators."""
+        found = await self.book.dead_hooks(_limit(request, MAX_LISTED))
+        return _json({"webhooks": [job.told() | {"owner": job.owner, "fault": job.hook_fault} for job in found]})
+
+    async def replay_any(self, request: web.Request) -> web.Response:
+        id = request.match_info["id"]
+        if not await self.book.replay(id):
+            raise _unknown_job(id)
+        self.sender.wake()
+        return _json({"id": id, "webhook_status": "pending"})
+
+    async def _follow(self, request: web.Request, job: Job) -> web.StreamResponse:
+        """An event for each change of its state, the last with the answer."""
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", "cache-control": "no-cache"})
+        response.force_close()
+        await response.prepare(request)
+        told = None
+        while True:
+            if job.state is not told:
+                told = job.state
+                await response.write(b"data: " + msgspec.json.encode(job.told()) + b"\n\n")
+            if job.has_ended:
+                await response.write(b"data: [DONE]\n\n")
+                return response
+            await asyncio.sleep(SSE_POLL_S)
+            job = await self._job(request, job.id)
+
+    async def _job(self, request: web.Request, id: str) -> Job:
+        job = await self.book.get(id, request[CALLER].tenant)
+        if job is None:
+            raise _unknown_job(id)
+        return job
+
+    async def _batch(self, request: web.Request) -> Batch:
+        id = request.match_info["id"]
+        batch = await self.batches.get(id, request[CALLER].tenant)
+        if batch is None:
+            raise UnknownBatch(f"There is no batch `{id}`.", param="batch_id")
+        return batch
+
+
+def add_job_routes(app: web.Application, pages: JobPages) -> None:
+    """On the data port."""
+    app.middlewares.append(tells_away)
+    router = app.router
+    surfaces = "|".join(surface.removeprefix("/v1/") for surface in Surface)
+    router.add_post(f"/v1/async/{{surface:{surfaces}}}", pages.submit)
+    router.add_get("/v1/async/{id}", pages.read)
+    router.add_delete("/v1/async/{id}", pages.cancel)
+    router.add_post("/v1/async/{id}/webhook", pages.replay)
+    router.add_post("/v1/files", pages.upload)
+    router.add_get("/v1/files", pages.files)
+    router.add_get("/v1/files/{id}", pages.file)
+    router.add_get("/v1/files/{id}/content", pages.content)
+    router.add_delete("/v1/files/{id}", pages.delete_file)
+    router.add_post("/v1/batches", pages.create_batch)
+    router.add_get("/v1/batches", pages.list_batches)
+    router.add_get("/v1/batches/{id}", pages.batch)
+    router.add_post("/v1/batches/{id}/cancel", pages.cancel_batch)
+
+
+def add_operator_routes(app: web.Application, pages: JobPages) -> None:
+    """On the admin port."""
+    app.middlewares.append(tells_away)
+    app.router.add_get("/admin/webhooks", pages.dead_hooks)
+    app.router.add_post("/admin/webhooks/{id}/replay", pages.replay_any)
+
+
+@web.middleware
+async def tells_away(request: web.Request, handler: Any) -> web.StreamResponse:
+    try:
+        response: web.StreamResponse = await handler(request)
+    except StoreAway as error:
+        raise JobsAway(f"Jobs are kept in Redis, which is away: {error}.", retry_after_s=5.0) from None
+    return response
+
+
+def _purpose(fields: dict[str, str]) -> str:
+    purpose = fields.get("purpose", "")
+    if purpose not in PURPOSES:
+        raise InvalidRequest(
+            f"`purpose` must come before `file`, and be one of {', '.join(PURPOSES)}.", param="purpose"
+        )
+    return purpose
+
+
+async def _pieces(part: BodyPartReader) -> AsyncIterator[bytes]:
+    while piece := await part.read_chunk(PIECE_BYTES):
+        yield piece
+
+
+def _decoded(body: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"The body must be a JSON object: {error}.") from None
+
+
+def _metadata(given: Any) -> dict[str, str] | None:
+    if given is None:
+        return None
+    try:
+        return msgspec.convert(given, dict[str, str])
+    except msgspec.ValidationError:
+        raise InvalidRequest("`metadata` must be an object of strings.", param="metadata") from None
+
+
+def _limit(request: web.Request, default: int) -> int:
+    text = request.query.get("limit", str(default))
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_LISTED:
+        raise InvalidRequest(f"`limit` must be a number from 1 to {MAX_LISTED}.", param="limit")
+    return int(text)
+
+
+def _listed(told: list[dict[str, Any]], request: web.Request) -> web.Response:
+    ids = [each["id"] for each in told]
+    after = request.query.get("after")
+    first = ids.index(after) + 1 if after in ids else 0
+    most = _limit(request, MAX_LISTED)
+    return _json(_list(told[first : first + most], has_more=len(told) > first + most))
+
+
+def _list(told: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    first, last = (told[0]["id"], told[-1]["id"]) if told else (None, None)
+    return {"object": "list", "data": told, "first_id": first, "last_id": last, "has_more": has_more}
+
+
+def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json", headers=headers)
+
+
+def _unknown_job(id: str) -> UnknownJob:
+    return UnknownJob(f"There is no asynchronous request `{id}`.", param="id")
