@@ -13,11 +13,12 @@ import sys
 import time
 import tracemalloc
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from statistics import median, quantiles
 from time import perf_counter, process_time, thread_time
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import zmq
@@ -64,7 +65,7 @@ def measure_events(num_batches: int = NUM_BATCHES, live_s: float = LIVE_S) -> li
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)  # as a router sets it
     try:
-        return _measure_cores(payloads) + asyncio.run(_listen(live_s))
+        return _measure_cores(payloads) + asyncio.run(_measure_ways(payloads)) + asyncio.run(_listen(live_s))
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()
@@ -173,6 +174,78 @@ def _measure_worker(changes: Sequence[Sequence[Change]], plain_us: float, num_bl
         Row("a worker: the longest turn (the table of blocks doubles)", max(turns), "ms"),
         Row("a worker: turns that it takes a second", BLOCKS_A_SECOND * taken_us / 1e6 / SLICE_S, "turns of 1 ms"),
     ]
+
+
+async def _measure_ways(payloads: Sequence[bytes]) -> list[Row]:
+    """Of taking batches off a ZMQ socket, nothing else done: why the source drains it itself, in slices."""
+    drained_us = await _receive(payloads, _drain)
+    rows = [Row("off the socket: drained when it says so", drained_us, "µs a batch", 1.0)]
+    for name, receive in (("asyncio, one future a batch", _await_each), ("a thread that wakes the loop", _from_thread)):
+        received_us = await _receive(payloads, receive)
+        rows.append(Row(f"off the socket: {name}", received_us, "µs a batch", received_us / drained_us))
+    return rows
+
+
+Receive = Callable[[zmq.asyncio.Context, str, int], Coroutine[Any, Any, None]]
+
+
+async def _receive(payloads: Sequence[bytes], receive: Receive) -> float:
+    """CPU of this process, less that of the sender's thread."""
+    context = zmq.asyncio.Context()
+    address, sent = "inproc://ways", list[float]()
+
+    def send() -> None:
+        begin = thread_time()
+        with contextlib.closing(zmq.Context(context).socket(zmq.PUSH)) as sender:
+            sender.connect(address)
+            for payload in payloads:
+                sender.send_multipart([b"", b"number..", payload])
+        sent.append(thread_time() - begin)
+
+    begin = process_time()
+    sender = asyncio.create_task(asyncio.to_thread(send))
+    await receive(context, address, len(payloads))
+    await sender
+    spent = process_time() - begin - sent[0]
+    context.destroy(linger=0)
+    return spent * 1e6 / len(payloads)
+
+
+async def _drain(context: zmq.asyncio.Context, address: str, num_batches: int) -> None:
+    with contextlib.closing(context.socket(zmq.PULL)) as live:
+        live.bind(address)
+        plain: zmq.Socket[bytes] = zmq.Socket.shadow(live.underlying)
+        while num_batches:
+            await live.poll()
+            with contextlib.suppress(zmq.Again):
+                while num_batches:
+                    plain.recv_multipart(zmq.NOBLOCK)
+                    num_batches -= 1
+
+
+async def _await_each(context: zmq.asyncio.Context, address: str, num_batches: int) -> None:
+    with contextlib.closing(context.socket(zmq.PULL)) as live:
+        live.bind(address)
+        for _ in range(num_batches):
+            await live.recv_multipart()
+
+
+async def _from_thread(context: zmq.asyncio.Context, address: str, num_batches: int) -> None:
+    loop, num_heard, all_heard = asyncio.get_running_loop(), count(1), asyncio.Event()
+
+    def hear(_: list[bytes]) -> None:
+        if next(num_heard) == num_batches:
+            all_heard.set()
+
+    def receive() -> None:
+        with contextlib.closing(zmq.Context(context).socket(zmq.PULL)) as live:
+            live.bind(address)
+            for _ in range(num_batches):
+                loop.call_soon_threadsafe(hear, live.recv_multipart())
+
+    receiving = asyncio.create_task(asyncio.to_thread(receive))
+    await all_heard.wait()
+    await receiving
 
 
 async def _listen(live_s: float) -> list[Row]:
