@@ -1,5 +1,5 @@
 """`python -m loadtest.micro prefix [TOKENIZER]`: microseconds of the router's synchronous cores, one call at a time;
-`... events` and `... index` are in `micro_caches.py`.
+`... events` and `... index` are in `micro_caches.py`, `... engine` is in `engine_steps.py`.
 
 Imports the cores and calls them as a router does. Knows nothing of sockets and runs nothing beside them. TOKENIZER is a
 tokenizer.json, a folder with one, or a file with what an engine serves at /pointsman/tokenizer; without it, the
@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.decisions import measure_decisions, print_decisions
+from loadtest.engine_steps import measure_engine, print_steps
 from loadtest.errors import LoadError, UsageError
 from loadtest.micro_caches import measure_events, measure_index, print_rows
 from loadtest.words import WORDS
@@ -108,7 +109,7 @@ class Bench:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table of one core; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.micro", description="Microseconds of the router's cores.")
-    parser.add_argument("core", choices=["prefix", "events", "index", "decision"])
+    parser.add_argument("core", choices=["prefix", "events", "index", "decision", "engine"])
     parser.add_argument("tokenizer", type=Path, nargs="?", help=f"default: that of {_MODEL}")
     parser.add_argument("--rounds", type=int, default=5, help="how often each body is sent; default 5")
     flags = parser.parse_args(argv)
@@ -117,6 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"--rounds: must be at least 1, not {flags.rounds}")
         if flags.core == "prefix":
             print_table(measure_prefix(load_source(flags.tokenizer), flags.rounds))
+        elif flags.core == "engine":
+            print_steps(measure_engine(flags.rounds))
         elif flags.core == "decision":
             print_decisions(measure_decisions())
         elif flags.core == "events":

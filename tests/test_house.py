@@ -14,7 +14,20 @@ GENERATED = Path("proto/pointsman/v1")
 # Each layer of the router imports only what stands before it, or its own; rooms never import rooms.
 LAYERS = [
     {"core", "choice", "steps"},
-    {"ports", "errors", "errand", "config", "plugins", "openai", "headers", "heads", "naming", "retries", "store", "telemetry"},
+    {
+        "ports",
+        "errors",
+        "errand",
+        "config",
+        "plugins",
+        "openai",
+        "headers",
+        "heads",
+        "naming",
+        "retries",
+        "store",
+        "telemetry",
+    },
     {"admission", "routing", "prefix", "replicas", "upstream"},
     {"proxy", "relay", "placement", "workers"},
     {"transports"},
@@ -32,6 +45,8 @@ WITH_ROUTER_CORES = {Path(f"loadtest/{name}.py") for name in ("micro", "micro_ca
 ROUTER_CORES = {"core", "placement", "admission", "prefix", "replicas", "routing", "workers"}
 # The simulator steps the engine's torch-free files as well, and what the router's composition root puts together.
 SIMULATOR = Path("loadtest/simulator")
+# So does a benchmark of the engine's own Python.
+ENGINE_STEPS = Path("loadtest/engine_steps.py")
 SIMULATED = ROUTER_CORES | {"errors", "placement", "plugins", "ports"}
 WITH_TORCH = (
     *("engine/runner.py", "engine/sampler.py", "engine/logits.py", "engine/pooling.py", "engine/lora.py"),
@@ -129,6 +144,7 @@ def test_streets_meet_only_in_the_contract() -> None:
         for name in {name.split(".")[0] for name in imported(tree(path))} & set(ROOTS) - {street} - NEIGHBOURS[street]
         if (path, name) not in {(allowed, "router") for allowed in WITH_ROUTER_CORES}
         and not (SIMULATOR in path.parents and name in {"router", "engine"})
+        and not (path == ENGINE_STEPS and name == "engine")
     ]
     assert not wrong
 
@@ -141,7 +157,7 @@ def test_load_tools_step_only_synchronous_cores() -> None:
 
 
 def test_the_simulator_steps_synchronous_cores_without_tensors() -> None:
-    names = {name for path in files(SIMULATOR) for name in imported(tree(path))}
+    names = {name for path in [*files(SIMULATOR), ENGINE_STEPS] for name in imported(tree(path))}
     assert {name.split(".")[1] for name in names if name.startswith("router.")} <= SIMULATED
     found = {name.replace(".", "/") + ".py" for name in names if name.startswith("engine.")}
     assert found
