@@ -17,6 +17,7 @@ from loadtest.simulator.profile import Profile, profile
 from loadtest.simulator.sessions import Sessions, Users, check_kind
 from loadtest.simulator.setup import Lora
 from loadtest.simulator.workload import PLAIN_BLOCK_SIZE, Corpus, Replay, Workload, Writer, corpus, replayed
+from loadtest.trace import find_trace
 
 _SHIPPED = Path(__file__).parent.parent / "scenarios"
 
@@ -110,10 +111,12 @@ def load_scenario(name_or_path: str) -> Scenario:
 
 
 def checked(scenario: Scenario, where: str) -> Scenario:
-    """Raises UsageError naming the field that makes no sense."""
+    """Raises UsageError naming the field that makes no sense, or the trace that is not there."""
     for field, is_wrong, what in _faults(scenario):
         if is_wrong:
             raise UsageError(f"{where}: {field} {what}")
+    for name in scenario.files:
+        find_trace(name)
     return scenario
 
 
