@@ -207,8 +207,11 @@ def whole_chunks(data: bytes) -> tuple[bytes, bytes, bool] | None:
 
     None where a chunk is not whole, or bears an extension or trailers.
     """
+    line, end = _SIZE_LINE.match(data), len(data)
+    if line is not None and (size := int(line[1], 16)) and line.end() + size + 2 == end and data[-2:] == b"\r\n":
+        return data[line.end() : -2], data, False  # one chunk a read is what most streams bring
     payloads: list[bytes] = []
-    at, end = 0, len(data)
+    at = 0
     while at < end:
         line = _SIZE_LINE.match(data, at)
         if line is None:

@@ -81,9 +81,9 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             self.abort()  # bytes that nobody asked for: the framing of this connection cannot be trusted
             return
-        exchange.note_bytes()
         answer = self._answer
         if answer is None:
+            exchange.has_bytes = True
             answer, data = self._begin(data)
             self._answer = answer
         try:
@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
     def _head(self, attempt: Attempt) -> bytes:
         """Most often what the last request had, but for id and length."""
         url, path, headers = attempt.replica.spec.url, attempt.path, attempt.headers
-        if headers is not self._last_headers or path != self._last_path or url != self._last_url:
+        if headers is not self._last_headers or path is not self._last_path or url is not self._last_url:
             self._last_headers, self._last_path, self._last_url = headers, path, url
             self._last_head = _common_head(url, path, headers)
         own = f"x-request-id: {attempt.request_id}\r\ncontent-length: {len(attempt.body)}\r\n\r\n"

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class HttpExchange:
-    """`ports.Exchange`: one attempt, on one connection or, after a resend, two."""
+    """`ports.Exchange`: one attempt, on one connection or, after a resend, two. `has_bytes`: of an answer."""
 
-    __slots__ = ("_connection", "_has_bytes", "_is_reused", "_resend", "attempt", "is_paused", "sink")
+    __slots__ = ("_connection", "_is_reused", "_resend", "attempt", "has_bytes", "is_paused", "sink")
 
     def __init__(self, attempt: Attempt, sink: Sink, resend: Callable[["HttpExchange"], None]) -> None:
         self.attempt = attempt
         self.sink: Sink | None = sink
         self._resend = resend
         self._connection: Connection | None = None
-        self._is_reused = self._has_bytes = self.is_paused = False
+        self._is_reused = self.has_bytes = self.is_paused = False
 
     def start(self, connection: "Connection", *, is_reused: bool) -> None:
         if self.sink is None:
@@ -49,9 +49,6 @@ class HttpExchange:
             self._connection.abort()
             self._connection = None
 
-    def note_bytes(self) -> None:
-        self._has_bytes = True
-
     def finish(self) -> None:
         self._connection = None
         sink, self.sink = self.sink, None
@@ -66,7 +63,7 @@ class HttpExchange:
 
     def lost(self, error: UpstreamError) -> None:
         """The connection broke: once more on a fresh one if nothing can have been answered, else an error."""
-        if self._is_reused and not self._has_bytes and self.sink is not None:
+        if self._is_reused and not self.has_bytes and self.sink is not None:
             self._connection, self._is_reused = None, False
             self._resend(self)
         else:
