@@ -20,7 +20,9 @@ def batch(*events: Any, rank: int | None = 0) -> bytes:
     return msgspec.msgpack.encode([0.0, list(events), rank])
 
 
-def stored(names: Sequence[int | bytes], ids: Sequence[int], parent: int | None = None, **fields: Any) -> dict[str, Any]:
+def stored(
+    names: Sequence[int | bytes], ids: Sequence[int], parent: int | None = None, **fields: Any
+) -> dict[str, Any]:
     return {
         "type": "BlockStored",
         "block_hashes": list(names),
