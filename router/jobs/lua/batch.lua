@@ -42,7 +42,7 @@ elseif what == 'settle' then  -- id, fence, bytes of output, of errors, lines do
   redis.call('HSET', key, 'out_bytes', ARGV[4], 'err_bytes', ARGV[5])
   redis.call('HINCRBY', key, 'done', ARGV[6])
   redis.call('HINCRBY', key, 'failed', ARGV[7])
-  redis.call('HINCRBY', key, 'open', -(#ARGV - 7))
+  redis.call('HINCRBY', key, 'open', 7 - #ARGV)
   redis.call('LTRIM', key .. ':ended', #ARGV - 7, -1)
   for at = 8, #ARGV do
     redis.call('SREM', key .. ':open', ARGV[at])
