@@ -189,8 +189,11 @@ class Scheduler:
         later = [sequence for sequence in self._running if sequence.request.priority > head.request.priority]
         if self._shortage(head) > sum(len(sequence.table) for sequence in later):
             return
-        while later and (len(self._running) >= self.max_num_seqs or self._shortage(head)):
+        # Admitted at once: else decodes of the later ones would take the blocks.
+        while later and (len(self._running) >= self.max_num_seqs or not self._admit(head)):
             self._preempt(later.pop())
+        if head.state is SequenceState.WAITING and len(self._running) < self.max_num_seqs:
+            self._admit(head)
 
     def _decodes(self) -> list[Chunk]:
         """One token for each sequence that has only its newest token to compute, in order."""

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from engine.adapters import Adapter
 from engine.core import EngineCore
+from engine.drafts import Drafting
 from engine.lora import read_lora
 from engine.model.kv_cache import KVCache
 from engine.model.low_rank import Slots
@@ -113,12 +114,15 @@ machines = st.fixed_dictionaries(
         "max_num_seqs": st.integers(1, 5),
         "max_num_batched_tokens": st.integers(5, 40),
         "num_slots": st.integers(1, 2),
+        "num_draft_tokens": st.sampled_from([0, 3]),
     }
 )
 
 
 def check(folder: Path, machine: dict[str, int], coming: list[Arrival]) -> EngineCore:
-    engine = core(**machine)
+    drafting = Drafting(machine["num_draft_tokens"])
+    engine = core(**{name: value for name, value in machine.items() if name != "num_draft_tokens"})
+    engine.scheduler.drafting = drafting if drafting.num_tokens else None
     runner, outputs, aborted = runner_for(engine, folder), dict[str, list[int]](), set[str]()
     todo = list(coming)
     aborts: dict[int, list[str]] = {}
@@ -193,8 +197,8 @@ def crowd(priority: int = 0) -> list[Arrival]:
     ]
 
 
-@pytest.mark.parametrize("num_host_blocks", [0, 40])
-def test_a_crowd_meets_all_of_it(folder: Path, num_host_blocks: int) -> None:
+@pytest.mark.parametrize(("num_host_blocks", "num_draft_tokens"), [(0, 0), (40, 3)])
+def test_a_crowd_meets_all_of_it(folder: Path, num_host_blocks: int, num_draft_tokens: int) -> None:
     """What the random ones are to meet does happen: hits, preemptions, loads from the host tier, changes of slots."""
     machine = {
         "num_blocks": 12,
@@ -202,12 +206,14 @@ def test_a_crowd_meets_all_of_it(folder: Path, num_host_blocks: int) -> None:
         "max_num_seqs": 4,
         "max_num_batched_tokens": 9,
         "num_slots": 2,
+        "num_draft_tokens": num_draft_tokens,
     }
     coming = [*crowd(), *crowd(priority=-1), *crowd()]
     engine = check(folder, machine, coming)
     assert engine.scheduler.num_hit_tokens > 0
     assert engine.scheduler.num_preemptions > 0
     assert (engine.scheduler.pool.host.num_cached > 0) == (num_host_blocks > 0)
+    assert (engine.stats.drafts.num_accepted > 0) == (num_draft_tokens > 0)
 
 
 def test_adapters_change_what_is_said(folder: Path) -> None:

@@ -2,10 +2,11 @@ from random import Random
 
 import pytest
 
+from engine.adapters import UnknownAdapter
 from engine.batch import Batch
 from engine.scheduler import Scheduler
-from engine.sequence import FinishReason, Request, Sequence
-from tests.engine.requests import BLOCK_SIZE, next_number, request, scheduler
+from engine.sequence import FinishReason, Request, Sequence, SequenceState
+from tests.engine.requests import BLOCK_SIZE, add_adapters, next_number, request, scheduler
 
 
 def step(queue: Scheduler) -> Batch:
@@ -172,3 +173,116 @@ def random_request(random: Random) -> Request:
     shared = range(random.choice([0, 4, 8]))
     own = [random.randrange(3) for _ in range(random.randint(1, 12))]
     return request((*shared, *own), priority=random.randrange(2), max_tokens=random.randint(1, 12))
+
+
+def test_an_earlier_priority_takes_the_place_of_a_later_one() -> None:
+    queue = scheduler(max_num_seqs=2)
+    first, later = (queue.add(request(range(8), name=name, salt=name, priority=2)) for name in ("first", "later"))
+    step(queue)
+    queue.add(request(range(8), name="urgent", priority=1))
+    assert [chunk.sequence.request.id for chunk in step(queue).chunks] == ["first", "urgent"]
+    assert (first.state, later.state) == (SequenceState.RUNNING, SequenceState.WAITING)
+
+
+def test_an_equal_priority_waits() -> None:
+    queue = scheduler(max_num_seqs=1)
+    queue.add(request(range(8), name="first", priority=1))
+    step(queue)
+    queue.add(request(range(8), name="second", priority=1))
+    assert [chunk.sequence.request.id for chunk in step(queue).chunks] == ["first"]
+
+
+def test_nobody_gives_way_where_it_would_not_help() -> None:
+    queue = scheduler(num_blocks=8, max_num_seqs=4)
+    queue.add(request(range(16), name="early", max_tokens=4))
+    queue.add(request(range(100, 108), name="late", priority=5, max_tokens=4))
+    step(queue)
+    queue.add(request(range(200, 228), name="large", priority=1, max_tokens=4))
+    step(queue)
+    assert queue.num_preemptions == 0
+
+
+def test_those_that_give_way_are_as_many_as_it_takes() -> None:
+    queue = scheduler(num_blocks=9, max_num_seqs=4)
+    for index in range(3):
+        queue.add(request(range(100 * index, 100 * index + 8), name=f"late{index}", priority=5, max_tokens=4))
+    step(queue)
+    queue.add(request(range(1000, 1012), name="urgent", max_tokens=4))
+    step(queue)
+    assert [sequence.request.id for sequence in queue.running] == ["urgent", "late0", "late1"]
+
+
+def test_no_more_adapters_run_than_there_are_slots_and_others_may_pass() -> None:
+    queue = scheduler(num_slots=1)
+    add_adapters(queue, "a", "b")
+    for name, adapter in [("first", "a"), ("waits", "b"), ("passes", None), ("joins", "a")]:
+        queue.add(request(range(4), name=name, adapter=adapter, max_tokens=2))
+    batch = step(queue)
+    assert [chunk.sequence.request.id for chunk in batch.chunks] == ["first", "passes", "joins"]
+    assert [placement.adapter.name for placement in batch.placements] == ["a"]
+    step(queue)
+    batch = step(queue)
+    assert [chunk.sequence.request.id for chunk in batch.chunks] == ["waits"]
+    assert [placement.adapter.name for placement in batch.placements] == ["b"]
+
+
+def test_who_lacks_a_slot_is_not_overtaken_for_ever() -> None:
+    queue = scheduler(max_num_seqs=2, num_slots=1)
+    add_adapters(queue, "a", "b")
+    queue.add(request(range(4), name="first", adapter="a", max_tokens=3))
+    queue.add(request(range(4), name="waits", adapter="b", max_tokens=1))
+    for index in range(9):
+        queue.add(request(range(4), name=f"late{index}", adapter="a", max_tokens=3))
+    order: list[str] = []
+    while queue.num_running + queue.num_waiting:
+        order += [chunk.sequence.request.id for chunk in step(queue).chunks if chunk.start == 0]
+    assert order.index("waits") <= 4
+
+
+def test_an_adapters_kv_is_its_own() -> None:
+    queue = scheduler(num_slots=2)
+    add_adapters(queue, "a", "b")
+    for adapter in ("a", "b", None):
+        queue.add(request(range(12), adapter=adapter, max_tokens=1))
+        step(queue)
+    assert queue.num_hit_tokens == 0
+    queue.add(request(range(12), adapter="a", max_tokens=1))
+    step(queue)
+    assert queue.num_hit_tokens == 8
+
+
+def test_what_an_unloaded_adapter_still_computes_is_shared_with_nobody() -> None:
+    queue = scheduler(num_slots=1, max_num_batched_tokens=8)
+    add_adapters(queue, "a")
+    queue.add(request(range(12), adapter="a", max_tokens=2))
+    step(queue)
+    queue.pool.forget_adapter(queue.adapters.remove("a").load)
+    while queue.num_running:
+        step(queue)
+    assert repr(queue.pool) == "<BlockPool 64 free 0 used 0 cached>"
+
+
+def test_an_unknown_adapter_is_refused() -> None:
+    with pytest.raises(UnknownAdapter, match="the adapter a is not loaded"):
+        scheduler(num_slots=1).add(request(adapter="a"))
+
+
+def test_an_id_that_is_queued_is_refused() -> None:
+    queue = scheduler()
+    queue.add(request(name="a"))
+    with pytest.raises(ValueError, match="a request a is open already"):
+        queue.add(request(name="a"))
+
+
+def test_when_all_kv_is_lost_everything_begins_again() -> None:
+    queue = scheduler(max_num_seqs=2, num_host_blocks=4, num_slots=1)
+    add_adapters(queue, "a")
+    for adapter in ("a", None, None):
+        queue.add(request(range(12), adapter=adapter, max_tokens=3))
+    step(queue)
+    queue.forget_kv()
+    assert repr(queue) == (
+        "<Scheduler 0 running 3 waiting <BlockPool 64 free 0 used 0 cached <HostTier 4 free 0 cached>>>"
+    )
+    assert queue.num_queued_prefill_tokens >= 36
+    assert [placement.adapter.name for placement in step(queue).placements] == ["a"]
