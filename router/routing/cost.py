@@ -40,7 +40,7 @@ class Weights:
     reading: float = 0.05
     eviction: float = 0.5
     room: float = 1.0
-    mixing: float = 0.02
+    mixing: float = 0.1
     lateness: float = 10.0
 
 

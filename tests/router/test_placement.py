@@ -1,7 +1,8 @@
 import ast
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from pathlib import Path
 from random import Random
 
@@ -9,8 +10,11 @@ import pytest
 
 import router
 from router.choice import View, Weighed
-from router.core import Decision, Demand, Lease, Outcome, Pool, Replica
+from router.core import Decision, Demand, Lease, Outcome, Pool, Prompt, Replica
 from router.placement import Placement
+from router.replicas.breaker import Breaker
+from router.replicas.leases import take
+from router.replicas.member import Member
 from router.routing.presets import open_parts, preset
 from tests.router.nouns import FakeClock, make_demand, make_prompt, make_replica
 
@@ -37,11 +41,12 @@ class FakeIndex:
 
 @dataclass(eq=False)
 class FakeReplicas:
-    """A registry's counts, one writer."""
+    """A registry without health: its replicas are all there."""
 
     replicas: list[Replica]
     clock: FakeClock
     asked: list[tuple[Pool, float]] = field(default_factory=list)
+    members: dict[str, Member] = field(default_factory=dict)
 
     def available(self, pool: Pool, now: float) -> Sequence[Replica]:
         self.asked.append((pool, now))
@@ -51,21 +56,8 @@ class FakeReplicas:
         return any(replica.id not in tried for replica in self.replicas)
 
     def reserve(self, demand: Demand, decision: Decision) -> Lease:
-        replica = decision.replica
-        replica.in_flight += 1
-        replica.prefilling += 1
-        replica.prefilling_tokens += decision.uncached_tokens
-        replica.last_used = self.clock()
-        return Lease(demand, decision, self.clock(), self._started, self._released)
-
-    def _started(self, lease: Lease) -> None:
-        lease.replica.prefilling -= 1
-        lease.replica.prefilling_tokens -= lease.decision.uncached_tokens
-
-    def _released(self, lease: Lease) -> None:
-        if not lease.has_started:
-            self._started(lease)
-        lease.replica.in_flight -= 1
+        member = self.members.setdefault(decision.replica.id, Member(decision.replica, Breaker()))
+        return take(demand, decision, member, self.clock, lambda share, verdict: None)
 
 
 @dataclass(eq=False)
@@ -136,6 +128,49 @@ def test_fresh_conversations_alternate_between_idle_replicas() -> None:
     fleet = Fleet()
     served = [fleet.serve(chat(number, 48)) for number in range(1, 21)]
     assert Counter(served) == {"a": 10, "b": 10}
+
+
+def test_a_dead_owners_load_spreads_over_all() -> None:
+    """Pitfall: the owner of a hot prefix dies and all its traffic lands on one survivor."""
+    fleet = Fleet(num_replicas=9, max_in_flight=1000)
+    owner = Counter(serve_in_time(fleet, range(400))).most_common(1)[0][0]
+    fleet.replicas.replicas = [each for each in fleet.replicas.replicas if each.id != owner]
+    fleet.index.remove(owner)
+    counts = Counter(serve_in_time(fleet, range(1000, 2600)))
+    assert sum(counts.values()) == 1600
+    assert max(counts.values()) <= 1.3 * 1600 / 8
+
+
+def serve_in_time(fleet: Fleet, numbers: range) -> Iterator[str]:
+    """Hot questions at nine tenths of what eight replicas can do, each computed in its turn. Who gets them."""
+    due: list[tuple[float, int, Lease]] = []
+    free_at: dict[str, float] = {}
+    for number in numbers:
+        fleet.clock.now += 0.02 / 7.2
+        while due and due[0][0] <= fleet.clock.now:
+            lease = heappop(due)[2]
+            lease.start()
+            lease.release(Outcome.OK)
+        placed = fleet.placement.place(hot(number))
+        assert placed is not None
+        id, now = placed.replica.id, fleet.clock.now
+        free_at[id] = max(free_at.get(id, now), now) + placed.decision.uncached_tokens / 2000
+        heappush(due, (free_at[id], number, placed))
+        yield id
+
+
+def test_a_hot_prefix_spreads_when_its_owners_wait_exceeds_the_price_of_another_copy() -> None:
+    fleet = Fleet(num_replicas=4, max_in_flight=1000)
+    owner = fleet.serve(hot(0))
+    served = [fleet.place(hot(number)).replica.id for number in range(1, 200)]
+    assert served[:3] == [owner] * 3, "a copy is not worth it for a few"
+    assert set(served) == set("abcd")
+
+
+def hot(number: int) -> Demand:
+    """One of many short questions behind the same 1,600 tokens."""
+    hashes = (*range(100), 10_000 + number)
+    return make_demand(f"hot{number}", prompt=Prompt(1640, hashes, 16), is_stream=True)
 
 
 def test_the_next_decision_sees_the_lease_and_the_blocks_of_the_last() -> None:

@@ -1,10 +1,11 @@
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 
-from router.core import Candidate, Decision, Prompt
-from router.routing.pointsman import Pointsman
+from router.core import Candidate, Decision, Lease, Prompt, Slo
+from router.routing.pointsman import MAX_BEST, Pointsman
 from tests.router.nouns import make_candidate, make_demand, make_prompt, make_view
 
 
@@ -63,7 +64,7 @@ def test_ties_go_to_fewer_cached_blocks_then_least_recently_used() -> None:
 
 
 def test_saved_tokens_decide_not_ratios() -> None:
-    """A tenth of a long prompt is worth more than the whole of a short one."""
+    """Pitfall: a small hit beats an idle replica, or a ratio ignores a big shared prefix in a long prompt."""
     waits = {"foreign_tokens": 1000}
     long = [make_candidate("owner", 1600, **waits), make_candidate("idle")]
     assert chosen(long, make_prompt(16_000)) == "owner"
@@ -72,6 +73,7 @@ def test_saved_tokens_decide_not_ratios() -> None:
 
 
 def test_a_saturated_replica_elsewhere_does_not_end_affinity() -> None:
+    """Pitfall: a fleet-wide imbalance gate drops affinity for everybody."""
     candidates = [
         make_candidate("owner", 640, in_flight=1),
         make_candidate("idle"),
@@ -81,6 +83,7 @@ def test_a_saturated_replica_elsewhere_does_not_end_affinity() -> None:
 
 
 def test_misses_go_to_the_lowest_wait_not_the_smallest_cache() -> None:
+    """Pitfall: a cache miss goes to the smallest tree, not the least wait."""
     candidates = [
         make_candidate("small", 0, 0, foreign_tokens=100),
         make_candidate("large", 0, 10_000, foreign_tokens=50),
@@ -132,3 +135,106 @@ def test_the_chosen_replica_has_the_lowest_cost_up_to_the_tie() -> None:
             costs = {each.replica.id: each.cost for each in options}
             assert costs[decision.replica.id] <= min(costs.values()) + 0.0025 + 1e-9
             assert sum(decision.scores.values()) == pytest.approx(costs[decision.replica.id])
+
+
+@pytest.mark.parametrize("session", [None, "s1"])
+def test_every_affinity_gives_way_to_load(session: str | None) -> None:
+    """Pitfall: an affinity without a bound pins a saturated replica."""
+    policy = Pointsman("pointsman", 8)
+    blind = Prompt(640, (1, 2, 3), 16, is_exact=False)
+    names = "abcd"
+    demand = make_demand(prompt=blind, session=session)
+    first = policy.decide(demand, make_view([make_candidate(name) for name in names]))
+    assert first is not None
+    policy.placed(Lease(demand, first, 0.0, lambda _: None, lambda _: None))
+    busy = {first.replica.id: 5000}
+    fleet = [make_candidate(name, 640, foreign_tokens=busy.get(name, 0)) for name in names]
+    again = policy.decide(demand, make_view(fleet))
+    assert again is not None
+    assert again.replica.id != first.replica.id
+
+
+def test_a_session_is_kept_where_its_prompt_says_nothing() -> None:
+    policy = Pointsman("pointsman", 8)
+    for number in range(20):
+        demand = make_demand(prompt=Prompt(640, (), 16, is_exact=False), session=f"s{number}")
+        first = policy.decide(demand, make_view([make_candidate(name) for name in "abcd"]))
+        assert first is not None
+        policy.placed(Lease(demand, first, 0.0, lambda _: None, lambda _: None))
+        cached = {each: 9 * (each == first.replica.id) for each in "abcd"}
+        again = policy.decide(demand, make_view([make_candidate(name, 0, cached[name]) for name in "abcd"]))
+        assert again is not None
+        assert again.replica.id == first.replica.id, "though others have fewer cached blocks"
+
+
+def test_without_any_report_our_own_counts_decide() -> None:
+    """Pitfall: a signal that is missing makes a policy silently random."""
+    fleet = [make_candidate(name, load=None, in_flight=count) for name, count in (("a", 5), ("b", 1), ("c", 3))]
+    assert {chosen(fleet, make_prompt(64, first_hash=100 * n)) for n in range(50)} == {"b"}
+
+
+def test_a_replica_takes_no_more_beyond_its_useful_depth_and_the_demand_waits() -> None:
+    deep: dict[str, Any] = {"in_flight": 1, "prefilling": 1, "prefilling_s": 9.0, "prefilled_at": 9.0}
+    assert chosen([make_candidate("owner", 64, **deep), make_candidate("idle")]) == "idle"
+    assert decide([make_candidate("a", **deep), make_candidate("b", **deep)]) is None
+    policy, view = Pointsman("pointsman", 8), make_view([make_candidate("a", **deep)], now=2.0)
+    assert policy.decide(make_demand(), view) is not None, "time has done some of it"
+
+
+def test_what_open_requests_share_draws_when_the_cache_is_scarce() -> None:
+    full: dict[str, Any] = {"kv_capacity_tokens": 10_000, "held_tokens": 8000, "in_flight": 4}
+    sharing = make_candidate("sharing", foreign_tokens=500, shared_tokens=lambda prompt: 3000, **full)
+    policy, demand = Pointsman("pointsman", 8), make_demand(prompt=make_prompt(3200))
+    fleet = [sharing, make_candidate("other", **full)]
+    decision = policy.decide(demand, make_view(fleet, expected_output_tokens=500.0))
+    assert decision is not None
+    assert decision.replica.id == "sharing"
+
+
+def test_a_hoped_for_latency_moves_a_request_that_would_miss_it() -> None:
+    queued: dict[str, Any] = {"prefilling": 1, "in_flight": 1, "prefilling_s": 0.3, "prefilled_at": 0.3}
+    fleet = [make_candidate("owner", 1600, **queued), make_candidate("idle")]
+    prompt, hasty = make_prompt(1800), Slo(ttft_s=0.38)
+    assert chosen(fleet, prompt) == "owner"
+    assert chosen(fleet, prompt, slo=Slo(ttft_s=5.0)) == "owner"
+    assert chosen([make_candidate("owner", 1600, **queued), make_candidate("idle", 1104)], prompt) == "owner"
+    assert chosen([make_candidate("owner", 1600, **queued), make_candidate("idle", 1104)], prompt, slo=hasty) == "idle"
+
+
+def test_an_adapter_draws_to_where_it_is() -> None:
+    served: dict[str, Any] = {"adapters": frozenset({"x"}), "adapter_load_s": 0.2}
+    fleet = [
+        make_candidate("there", 0, 9, in_flight=1, resident_adapters=("x",), **served),
+        make_candidate("free", **served),
+    ]
+    assert chosen(fleet, adapter="x") == "there"
+
+
+def large_fleet(size: int) -> list[Candidate]:
+    return [make_candidate(f"r{number:04}") for number in range(size)]
+
+
+def test_a_decision_in_a_large_fleet_looks_closely_at_few() -> None:
+    """Pitfall: work that grows with the fleet for each request."""
+    policy, view = Pointsman("pointsman", 8), make_view(large_fleet(1000))
+    assert len(policy.options(make_demand(), view)) == MAX_BEST
+
+
+def test_in_a_large_fleet_holders_are_found_and_misses_spread() -> None:
+    policy, fleet = Pointsman("pointsman", 8), large_fleet(1000)
+    view = make_view(fleet)
+    for number in range(1000):
+        demand = make_demand(prompt=make_prompt(640, first_hash=1000 * number))
+        decision = policy.decide(demand, view)
+        assert decision is not None
+        decision.replica.in_flight += 1
+    assert max(each.replica.in_flight for each in fleet) <= 2
+    held = make_view([Candidate(each.replica, 640 if each is fleet[777] else 0) for each in fleet])
+    found = policy.decide(make_demand(prompt=make_prompt(700)), held)
+    assert found is not None
+    assert found.replica is fleet[777].replica
+
+
+def test_in_a_large_fleet_the_last_free_place_is_found() -> None:
+    fleet = [make_candidate(f"r{number:04}", in_flight=8 * (number != 500)) for number in range(1000)]
+    assert chosen(fleet) == "r0500"
