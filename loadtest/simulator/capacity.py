@@ -10,9 +10,9 @@ from loadtest.simulator.summary import Summary
 MIN_ATTAINMENT = 0.9
 # Loads closer than this ratio are one.
 RESOLUTION = 1.024
-# How far beyond the first range it looks, as a ratio, and how often.
-_WIDENING = 1.5
-_MOST_WIDENINGS = 8
+# Steps, as a ratio, by which it looks for a load on the other side; and how many before it gives up.
+_STEP = 1.25
+_MOST_STEPS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +24,15 @@ class Capacity:
     tried: tuple[Summary, ...]
 
 
-def find_capacity(loads: tuple[float, float], attempt: Callable[[float], Summary]) -> Capacity:
-    """Bisect between the loads, on a logarithmic scale; the range widens where the answer lies beyond it."""
+def find_capacity(start: float, attempt: Callable[[float], Summary]) -> Capacity:
+    """Go from `start` up or down until the answer lies between two loads, then bisect, on a logarithmic scale."""
     tried: list[Summary] = []
 
     def is_served(load: float) -> bool:
         tried.append(attempt(load))
         return not tried[-1].is_aborted and tried[-1].attainment >= MIN_ATTAINMENT
 
-    low, high = loads
-    middle = sqrt(low * high)
-    if is_served(middle):
-        low, high = _widen(middle, high, is_served, is_up=True)
-    else:
-        high, low = _widen(middle, low, is_served, is_up=False)
+    low, high = _enclose(start, is_served)
     while low and high / low > RESOLUTION:
         middle = sqrt(low * high)
         if is_served(middle):
@@ -48,13 +43,12 @@ def find_capacity(loads: tuple[float, float], attempt: Callable[[float], Summary
     return Capacity(low or None, best, tuple(tried))
 
 
-def _widen(inner: float, outer: float, is_served: Callable[[float], bool], *, is_up: bool) -> tuple[float, float]:
-    """A load on either side of capacity: `inner` is on the one, and `outer` moves until it is on the other.
-
-    Returns the last on the inner side and the first beyond; 0 where there is none below.
-    """
-    for _ in range(_MOST_WIDENINGS):
-        if is_served(outer) is not is_up:
-            return inner, outer
-        inner, outer = outer, outer * _WIDENING if is_up else outer / _WIDENING
-    return (inner, inner) if is_up else (inner, 0.0)
+def _enclose(start: float, is_served: Callable[[float], bool]) -> tuple[float, float]:
+    """The highest load that was served and the lowest that was not, a step apart; 0 where none is served."""
+    load, goes_up = start, is_served(start)
+    for _ in range(_MOST_STEPS):
+        following = load * _STEP if goes_up else load / _STEP
+        if is_served(following) is not goes_up:
+            return (load, following) if goes_up else (following, load)
+        load = following
+    return (load, load) if goes_up else (0.0, load)

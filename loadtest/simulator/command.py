@@ -44,7 +44,7 @@ def plan(settings: SimSettings) -> list[Task]:
             name=name,
             scenario=scenario,
             policy=policy,
-            load=None if settings.capacity else settings.load or 1.0,
+            load=None if settings.capacity else settings.load or scenario.load,
             seeds=seeds,
             cache_folder=default_folder() if settings.cache else None,
             is_calm_too=settings.calm,

@@ -39,13 +39,13 @@ class Adapters(_Table, frozen=True, kw_only=True):
 
 
 class Scenario(_Table, frozen=True, kw_only=True):
-    """`loads`: where a search for capacity begins. One of `traces`, `corpus` and `sessions` is given; `seconds`,
-    `copies` and `prefixes_of` belong to traces, see `workload.Replay`."""
+    """`load`: where a search for capacity begins, and where a run is that is not told otherwise. One of `traces`,
+    `corpus` and `sessions` is given; `seconds`, `copies` and `prefixes_of` belong to traces, see `workload.Replay`."""
 
     about: str
     profile: str
     replicas: int
-    loads: tuple[float, float] = (0.5, 2.0)
+    load: float = 1.0
     load_unit: str = "x"
     traces: tuple[str, ...] = ()
     seconds: float | None = None
@@ -121,9 +121,8 @@ def checked(scenario: Scenario, where: str) -> Scenario:
 
 
 def _faults(scenario: Scenario) -> Iterator[tuple[str, bool, str]]:
-    low, high = scenario.loads
     yield "replicas", scenario.replicas < 1, "must be at least 1"
-    yield "loads", not 0 < low < high, "must be two numbers above 0, the lower first"
+    yield "load", scenario.load <= 0, "must be above 0"
     num_sources = bool(scenario.traces) + (scenario.corpus is not None) + (scenario.sessions is not None)
     yield "traces", num_sources != 1, "or corpus or sessions: give exactly one of them"
     if not scenario.traces:

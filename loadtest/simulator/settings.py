@@ -20,7 +20,7 @@ class SimSettings:
     )
     capacity: Annotated[bool, About("search the highest load with 90 % of requests within the objective")] = False
     calm: Annotated[bool, About("with --capacity: run at 70 % of it as well, for the hit ratio there")] = False
-    load: Annotated[float | None, About("run at this load (default: 1)", above=0)] = None
+    load: Annotated[float | None, About("run at this load (default: the scenario's; 1 for a trace)", above=0)] = None
     seeds: Annotated[int, About("repeat with so many seeds; then 95 % intervals are shown", at_least=1)] = 1
     seed: Annotated[int, About("the first seed: jitter, arrivals, ties")] = 0
     trace: Annotated[str | None, About("a trace instead of a scenario: shipped, or a file", metavar="NAME|PATH")] = None

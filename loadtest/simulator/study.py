@@ -68,7 +68,7 @@ def find(task: Task, tell: Tell = lambda _: None) -> Found:
     if task.load is not None:
         return Found(task, tuple(attempt(task.load, seed, None) for seed in task.seeds))
     seed = task.seeds[0]
-    capacity = find_capacity(task.scenario.loads, lambda load: attempt(load, seed, MIN_ATTAINMENT))
+    capacity = find_capacity(task.scenario.load, lambda load: attempt(load, seed, MIN_ATTAINMENT))
     calm = None
     if task.is_calm_too and capacity.load is not None:
         calm = attempt(capacity.load * CALM_SHARE, seed, None)

@@ -28,6 +28,6 @@ def trace(tmp_path: Path) -> Path:
 @pytest.fixture
 def scenario(tmp_path: Path, trace: Path) -> Path:
     path = tmp_path / "small.toml"
-    lines = ('about = "a small one"', 'profile = "llama3-8b-h100-tp1"', "replicas = 2", "loads = [2.0, 8.0]")
+    lines = ('about = "a small one"', 'profile = "llama3-8b-h100-tp1"', "replicas = 2", "load = 4.0")
     path.write_text("\n".join((*lines, f'traces = ["{trace}"]')) + "\n")
     return path

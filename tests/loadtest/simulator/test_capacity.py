@@ -46,21 +46,21 @@ class Fleet:
 @given(st.floats(0.1, 20.0))
 def test_it_finds_the_knee_wherever_it_is(knee: float) -> None:
     fleet = Fleet(knee)
-    found = find_capacity((0.5, 2.0), fleet.attempt)
+    found = find_capacity(1.0, fleet.attempt)
     assert found.load is not None
     assert found.load <= knee < found.load * RESOLUTION * 1.0001
     assert found.best is not None
     assert found.best.load == found.load
     assert [run.load for run in found.tried] == fleet.tried
-    assert len(fleet.tried) == len(set(fleet.tried)) <= 7 + abs(math.log(knee, 1.5))
+    assert len(fleet.tried) == len(set(fleet.tried)) <= 6 + abs(math.log(knee, 1.25))
 
 
 def test_a_fleet_that_serves_nothing_has_no_capacity() -> None:
-    found = find_capacity((0.5, 2.0), Fleet(1e-9).attempt)
+    found = find_capacity(1.0, Fleet(1e-9).attempt)
     assert found.load is None
     assert found.best is None
 
 
 def test_an_aborted_run_is_not_served_whatever_it_attained_so_far() -> None:
-    found = find_capacity((0.5, 2.0), lambda load: msgspec.structs.replace(RUN, load=load, is_aborted=load > 1.2))
+    found = find_capacity(1.0, lambda load: msgspec.structs.replace(RUN, load=load, is_aborted=load > 1.2))
     assert found.load == pytest.approx(1.2, rel=0.03)

@@ -34,7 +34,7 @@ def test_w1_to_w9_are_shipped() -> None:
         (GOOD + "replica = 3", "replica"),
         (GOOD.replace("replicas = 2", "replicas = 0"), "replicas"),
         (GOOD.replace("llama3-8b-h100-tp1", "llama"), "--profile"),
-        (GOOD + "loads = [2.0, 1.0]", "loads"),
+        (GOOD + "load = 0.0", "load"),
         (GOOD + "copies = 0", "copies"),
         (GOOD + "seconds = -1.0", "seconds"),
         (GOOD + "host_tokens = -1", "host_tokens"),
