@@ -123,7 +123,7 @@ class LocalQueue:
     def whereabouts(self, demand: Demand) -> Whereabouts | None:
         """Of this very demand; None where it does not wait."""
         waiter, queue = self._waiters.get(id(demand)), self._lines.get(demand.pool.model)
-        if waiter is None or queue is None:
+        if waiter is None or queue is None or waiter.has_left:  # it has its place, and has not woken yet
             return None
         num_ahead = queue.line.num_ahead_of(waiter)
         return Whereabouts(num_ahead + 1, queue.pace.seconds_for(num_ahead + 1, self.clock()))
