@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from loadtest.simulator.text import Text
 from router.core import Prompt
 
-# The service-level objective, the same for every policy: see `traces/README.md`.
+# The service-level objective, the same for every policy: see `scenarios/README.md`.
 SLO_TTFT_S = 2.0
 SLO_PREFILL_RATIO = 1.5
 SLO_PREFILL_GRACE_S = 0.5
