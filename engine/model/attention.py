@@ -3,6 +3,7 @@
 Knows which way of reading suits the device and the number of queries. Must not know weights, layers or scheduling.
 """
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
@@ -54,7 +55,15 @@ def kv_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def _way_of(device: torch.device) -> Callable[[List[Span], KVCache, int, int | None], Attend]:
-    return CpuAttention.of if device.type == "cpu" else GatheredAttention.of
+    """The one place that chooses."""
+    if device.type == "cpu":
+        return CpuAttention.of
+    # Triton comes with PyTorch for CUDA on Linux alone.
+    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from engine.model.triton_attention import TritonAttention
+
+        return TritonAttention.of
+    return GatheredAttention.of
 
 
 @dataclass(frozen=True, slots=True)

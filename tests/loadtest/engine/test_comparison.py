@@ -1,0 +1,64 @@
+import pytest
+
+from loadtest.engine.comparison import Ratio, four_bit_gain, ratios, rows_of
+from loadtest.engine.engines import Contender
+from loadtest.engine.job import Figures
+
+
+def figures(speed: float, answer: int = 1, prefill: float = 100.0) -> Figures:
+    return Figures({1: speed, 8: 4 * speed}, prefill, {}, [[1, 2], [3, answer]], load_s=1.0)
+
+
+def contender(name: str, dtype: str = "float32", four_bit: str = "never") -> Contender:
+    return Contender(name, dtype, ("true",), four_bit)
+
+
+def test_answers_are_counted_against_transformers_in_float32() -> None:
+    rows = rows_of(
+        {
+            contender("vllm"): figures(1, answer=5),
+            contender("transformers", "bfloat16"): figures(1, answer=7),
+            contender("transformers"): figures(1, answer=5),
+        }
+    )
+    assert [row.num_equal for row in rows] == [2, 1, 2]
+    assert [row.is_right for row in rows] == [True, False, True]
+
+
+def test_each_side_is_taken_in_its_fastest_format_that_is_right() -> None:
+    rows = rows_of(
+        {
+            contender("transformers"): figures(10),
+            contender("transformers", "bfloat16"): figures(20),
+            contender("vllm"): figures(8, prefill=50.0),
+            contender("vllm", "bfloat16"): figures(99, answer=2),
+            contender("pointsman"): figures(30),
+            contender("pointsman", "bfloat16"): figures(99, answer=2),
+        }
+    )
+    assert ratios(rows) == [
+        Ratio("batch 1", "transformers", 1.5),
+        Ratio("batch 1", "vllm", 3.75),
+        Ratio("batch 8", "transformers", 1.5),
+        Ratio("batch 8", "vllm", 3.75),
+        Ratio("prefill", "transformers", 1.0),
+        Ratio("prefill", "vllm", 2.0),
+    ]
+
+
+def test_a_peer_that_is_never_right_is_not_compared() -> None:
+    rows = rows_of(
+        {contender("transformers"): figures(10), contender("vllm"): figures(1, 9), contender("pointsman"): figures(20)}
+    )
+    assert {ratio.peer for ratio in ratios(rows)} == {"transformers"}
+
+
+def test_four_bits_are_compared_with_our_bfloat16() -> None:
+    measured = {
+        contender("transformers"): figures(10),
+        contender("pointsman", "float32"): figures(1),
+        contender("pointsman", "bfloat16"): figures(30),
+    }
+    assert four_bit_gain(rows_of(measured)) is None
+    measured[contender("pointsman", "bfloat16", "small")] = figures(45)
+    assert four_bit_gain(rows_of(measured)) == pytest.approx(1.5)
