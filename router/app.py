@@ -18,12 +18,14 @@ from aiohttp import web
 from router import pages
 from router.admission.gate import Gate
 from router.admission.queue import LocalQueue
+from router.backlog import open_backlog
 from router.commons import Commons
 from router.config import ConfigError, Settings
 from router.core import Decision, Demand, Lease, Pool, Replica, Request
 from router.errand import Errand
 from router.explaining import add_explain_route, explainer
-from router.listening import LastReply, Served, names_port, new_sockets, open_admin, open_grpc, open_names
+from router.jobs.pages import add_job_routes, add_operator_routes
+from router.listening import LastReply, Served, names_port, new_dialects, new_sockets, open_admin, open_grpc, open_names
 from router.placement import Placement
 from router.plugins import PluginError
 from router.ports import Reply
@@ -40,8 +42,6 @@ from router.telemetry.journal import Journal
 from router.telemetry.metrics import Metrics
 from router.telemetry.recording import open_recording
 from router.tokenizing import Tokenizers
-from router.transports.dialects.desk import Dialects
-from router.transports.dialects.kept import KeptHere
 from router.transports.dialects.pages import add_response_routes
 from router.transports.http import ClientConnection, DataPort, PortLimits
 from router.transports.indexer import add_indexer_routes
@@ -89,8 +89,10 @@ class Router:
         self.queue = self._new_queue()
         self.upstream = HttpUpstream(time.monotonic)
         self.proxy = self._new_proxy()
-        self.sockets = new_sockets(settings, self.proxy.begin, time.monotonic)
-        self.dialects = self._new_dialects()
+        begin, clock = self.proxy.begin, time.monotonic
+        self.sockets = new_sockets(settings, begin, clock)
+        self.dialects = new_dialects(settings, begin, self._count_tokens, clock, self._refused)
+        self.backlog = open_backlog(settings, self.commons.store, begin, clock, lambda: self.queue.num_waiting)
         self.lag_s = 0.0
         self.port: DataPort | None = None
         self.drain_timeout_s = settings.drain_timeout_s
@@ -118,6 +120,8 @@ class Router:
                 group.create_task(self._tick_relays()),
                 group.create_task(self._sweep(port)),
             ]
+            if self.backlog is not None:
+                running.append(group.create_task(self.backlog.run()))
             _settle_memory()
             async with open_grpc(self.settings, self._served()):
                 on_open()
@@ -164,10 +168,13 @@ class Router:
         routes = data_routes(self._views())
         routes.middlewares.append(guard(self.keyring))
         add_response_routes(routes, self.dialects)
+        if self.backlog is not None:
+            add_job_routes(routes, self.backlog.pages)
         data = web.AppRunner(routes, handler_cancellation=True, access_log=None)
         await data.setup()
         self.port = port = self._new_port(data)
         port.sockets, port.dialects = self.sockets, self.dialects
+        port.takes_uploads = self.backlog is not None
         try:
             yield port
         finally:
@@ -189,6 +196,8 @@ class Router:
             routes = admin_routes(self._views())
             routes.middlewares.append(guard(self.keyring))
             add_key_routes(routes, self.keyring)
+            if self.backlog is not None:
+                add_operator_routes(routes, self.backlog.pages)
             add_indexer_routes(routes, pages.indexer(self), lambda: pages.export(self))
             add_explain_route(routes, explainer(self))
             async with open_admin(routes, settings):
@@ -349,16 +358,6 @@ class Router:
             self._refused,
             time.monotonic,
             PortLimits(request_timeout_s=settings.request_timeout_s, max_body_bytes=settings.max_body_bytes),
-        )
-
-    def _new_dialects(self) -> Dialects:
-        return Dialects(
-            self.proxy.begin,
-            self._count_tokens,
-            KeptHere(time.monotonic),
-            time.monotonic,
-            self.settings.request_timeout_s,
-            self._refused,
         )
 
     async def _count_tokens(self, request: Request) -> int:

@@ -16,6 +16,8 @@ from router.core import Headers, Outcome, Request
 from router.errand import Errand
 from router.naming import Names, parse_names
 from router.ports import Clock, Flow, Reply
+from router.transports.dialects.desk import Count, Dialects
+from router.transports.dialects.kept import KeptHere
 from router.transports.websocket.chat import ChatLimits
 from router.transports.websocket.socket import SocketLimits
 from router.transports.websocket.sockets import Sockets
@@ -95,6 +97,12 @@ def open_names(settings: Settings) -> Names:
         return parse_names(settings.model_alias, settings.fallback)
     except ValueError as error:
         raise ConfigError(f"The settings `model_alias` and `fallback` are wrong: {error}.") from None
+
+
+def new_dialects(
+    settings: Settings, begin: Begin, count: Count, clock: Clock, refused: Callable[[int], None]
+) -> Dialects:
+    return Dialects(begin, count, KeptHere(clock), clock, settings.request_timeout_s, refused)
 
 
 def new_sockets(settings: Settings, begin: Begin, clock: Clock) -> Sockets:

@@ -26,6 +26,8 @@ from router.transports.websocket.sockets import Sockets
 Begin = Callable[[Request, HttpReply], Errand]
 
 _SURFACES: dict[str, Surface] = {surface: surface for surface in Surface}
+# Files come in multiparts of hundreds of megabytes.
+_UPLOAD = b"POST /v1/files"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # A slow client stops our reading of it, and of the replica, at this much unsent.
 MAX_UNSENT_BYTES = 64 * 1024
@@ -70,6 +72,7 @@ class DataPort:
         self.limits = limits
         self.sockets: Sockets | None = None
         self.dialects: Dialects | None = None
+        self.takes_uploads = False
         self.known = KnownHeads(learn_request)
         self.connections: set[ClientConnection] = set()
 
@@ -115,6 +118,9 @@ class ClientConnection(asyncio.Protocol):
             return
         reader = self._reader
         was_mid_message = reader.is_mid_message
+        if self._port.takes_uploads and data.startswith(_UPLOAD) and not was_mid_message and not self._is_busy:
+            self._hand_over(data)
+            return
         reader.feed(data)
         if not was_mid_message or not reader.is_in_head:
             self._since = self._port.clock()
@@ -226,6 +232,14 @@ class ClientConnection(asyncio.Protocol):
             sockets.take(self._transport, head.target, head.headers)
         else:
             self._lend(message)
+
+    def _hand_over(self, data: bytes) -> None:
+        """A file is not held until it is whole: the connection is aiohttp's for good, which ends it with its answer."""
+        self._port.connections.discard(self)
+        handler = self._port.open_web()
+        self._transport.set_protocol(handler)
+        handler.connection_made(self._transport)
+        handler.data_received(data)
 
     def _lend(self, message: Message) -> None:
         if self._loan is None:
