@@ -43,7 +43,7 @@ class Wires:
                 for replica in self.replicas:
                     station.caches.tell_status(replica.id, FeedStatus(FeedState.SYNCED))
             if self.knowledge.metrics_interval_ms == 0:
-                station.before_look = partial(self._report_all, station)
+                station.before_look = partial(self._report_all, station, {})
             self.loop.at(SWEEP_S, self._sweep, station)
         if self.knowledge.metrics_interval_ms > 0:
             interval_s = self.knowledge.metrics_interval_ms / 1e3
@@ -68,9 +68,12 @@ class Wires:
         station.sweep()
         self.loop.at(self.loop.now + SWEEP_S, self._sweep, station)
 
-    def _report_all(self, station: Station) -> None:
+    def _report_all(self, station: Station, seen: dict[str, int]) -> None:
+        """All that is new to this station; in a large fleet most has not changed since the last look."""
         for replica in self.replicas:
-            station.report(replica.id, self._load(replica))
+            if seen.get(replica.id) != replica.num_turns:
+                seen[replica.id] = replica.num_turns
+                station.report(replica.id, self._load(replica))
 
     def _poll(self, replica: SimReplica, interval_s: float) -> None:
         load = self._load(replica)

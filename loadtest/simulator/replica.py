@@ -44,7 +44,7 @@ class Listener:
 @dataclass(eq=False, slots=True)
 class SimReplica:
     """`on_changes` is told what its cache gained and lost, as it happens. `busy_s` is the time spent in steps so far;
-    `can_stretch` is False to take every step by itself."""
+    `can_stretch` is False to take every step by itself. Where `num_turns` is the same, so are the `figures`."""
 
     id: str
     loop: VirtualLoop
@@ -56,6 +56,7 @@ class SimReplica:
     can_stretch: bool = True
     busy_s: float = 0.0
     num_steps: int = 0
+    num_turns: int = 0
     num_evicted: int = 0
     num_adapter_loads: int = 0
     _listeners: dict[str, Listener] = field(default_factory=dict)
@@ -82,6 +83,7 @@ class SimReplica:
         if self._steady_ends_s:
             self._cut()
         self.core.add(request)
+        self.num_turns += 1
         if self._batch is None:
             self._begin()
 
@@ -97,6 +99,7 @@ class SimReplica:
     def _step(self, ends_s: float | None = None) -> None:
         """One step, which ends when the profile says, or at a time that it said before."""
         batch = self.core.plan()
+        self.num_turns += 1
         self._tell_changes()
         if not batch.chunks:
             return
@@ -105,6 +108,7 @@ class SimReplica:
 
     def _end_step(self, batch: Batch) -> None:
         self._batch = None
+        self.num_turns += 1
         self._count(1)
         tokens = [chunk.sequence.request.sampling.seed if chunk.samples else None for chunk in batch.chunks]
         for output in self.core.commit(batch, tokens, self.loop.now):

@@ -113,3 +113,20 @@ def test_figures_tell_what_runs_and_waits() -> None:
     figures = client.replica.figures()
     assert (figures.running, figures.waiting, figures.queued_tokens) == (1, 0, 0)
     assert 5 / 64 <= figures.kv_used_ratio <= 12 / 64
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6))
+def test_figures_stay_as_they_are_while_the_number_of_turns_does(seed: int) -> None:
+    client, known = Client(can_stretch=True), dict[int, object]()
+    load(client, seed, 20)
+
+    def look() -> None:
+        figures = client.replica.figures()
+        assert known.setdefault(client.replica.num_turns, figures) == figures
+        if client.loop.now < 3.0:
+            client.loop.at(client.loop.now + 0.003, look)
+
+    client.loop.at(0.0, look)
+    client.loop.run()
+    assert len(set(known.values())) > 1

@@ -139,3 +139,10 @@ def test_the_whole_prompt_of_an_idle_replica_meets_the_objective() -> None:
     finished = simulate(setup(load=0.01, num_requests=20))
     assert all(job.meets_slo for job in finished.jobs)
     assert all((job.ttft_s or 0.0) >= PROFILE.o0 / 1e3 for job in finished.jobs)
+
+
+def test_a_fleet_of_a_thousand_replicas_is_simulated_too() -> None:
+    finished = simulate(setup(num_replicas=1000, num_requests=100, load=50.0))
+    assert len(finished.replicas) == 1000
+    assert all(map(is_answered, finished.jobs))
+    assert len({job.replica_id for job in finished.jobs}) > 8
