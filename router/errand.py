@@ -71,6 +71,9 @@ class Errand:
                 awaited = self._coroutine.throw(asyncio.CancelledError())
         except (StopIteration, asyncio.CancelledError):
             self._end()
+        except BaseException:
+            self._end()
+            raise  # a fault of ours: whoever took the step hears of it
         else:
             self._wait_for(awaited)
         return self

@@ -157,3 +157,16 @@ async def test_its_state_can_be_read() -> None:
     assert repr(errand) == "<Errand WAITING>"
     errand.cancel()
     assert repr(errand) == "<Errand ENDED>"
+
+
+async def test_a_fault_reaches_who_took_the_step_and_ends_the_errand() -> None:
+    async def break_down() -> None:
+        await ending
+        raise RuntimeError("broken")
+
+    ending = new_ending()
+    errand = Errand(break_down()).step()
+    with pytest.raises(RuntimeError, match="broken"):
+        ending.settle()
+    assert errand.state is State.ENDED
+    await errand.wait()
