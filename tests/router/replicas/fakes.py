@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 
@@ -171,7 +172,7 @@ def make_registry(listener: Listener, discovery: Fleet | None = None, **options:
     )
 
 
-def make_identity(*models: str, adapters: Sequence[str] = (), **options: int | None) -> Identity:
+def make_identity(*models: str, adapters: Sequence[str] = (), **options: Any) -> Identity:
     cards = [Card(id) for id in models] + [Card(id, parent=models[0]) for id in adapters]
     return Identity(tuple(cards), **options)
 
