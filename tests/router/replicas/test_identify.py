@@ -5,7 +5,7 @@ import pytest
 from router.errors import BadAnswer
 from router.replicas.fetch import open_session
 from router.replicas.identify import Card, Identity, TokenizerDocument, identify
-from tests.router.replicas.fakes import FakeReplica
+from tests.router.replicas.fakes import FakeReplica, make_identity
 
 FIXTURES = Path("tests/fixtures/vllm-0.32-cpu")
 
@@ -80,3 +80,9 @@ async def test_an_engine_still_loading_its_tokenizer_is_asked_again_later() -> N
         replica.answers["/pointsman/tokenizer"] = (503, "loading")
         with pytest.raises(BadAnswer, match="not ready"):
             await ask(replica)
+
+
+def test_the_size_of_a_cache_is_known_in_tokens_where_both_its_measures_are() -> None:
+    assert make_identity("m", block_size=16, num_blocks=100).kv_capacity_tokens == 1600
+    assert make_identity("m", block_size=16).kv_capacity_tokens is None
+    assert make_identity("m", num_blocks=16).kv_capacity_tokens is None

@@ -4,7 +4,7 @@ import pytest
 
 from router.core import Load
 from router.replicas.fetch import open_session
-from router.replicas.load import find_page, parse_block_size, parse_load
+from router.replicas.load import find_page, parse_block_size, parse_engine, parse_load, parse_num_blocks
 from tests.router.replicas.fakes import FakeReplica
 
 VLLM_PAGE = Path("tests/fixtures/vllm-0.32-cpu/metrics.txt").read_bytes()
@@ -65,6 +65,24 @@ def test_a_real_page_with_two_ranks_is_summed_and_its_kv_use_averaged() -> None:
 def test_each_dialect_is_read(page: bytes, load: Load, block_size: int) -> None:
     assert parse_load(page, 1.0) == load
     assert parse_block_size(page) == block_size
+
+
+@pytest.mark.parametrize(
+    ("page", "engine", "num_blocks"),
+    [
+        (VLLM_PAGE, "vllm", 182),
+        (SGLANG_PAGE, "sglang", 1000),
+        (TENSORRT_PAGE + b"trtllm_kv_cache_max_blocks 77\n", "tensorrt-llm", 77),
+        (TENSORRT_PAGE, "tensorrt-llm", None),
+        (b"pointsman_engine_queued_prefill_tokens 5\n", "pointsman", None),
+        (b"<html>", None, None),
+    ],
+)
+def test_a_page_says_which_engine_it_is_and_how_many_blocks_it_has(
+    page: bytes, engine: str | None, num_blocks: int | None
+) -> None:
+    assert parse_engine(page) == engine
+    assert parse_num_blocks(page) == num_blocks
 
 
 def test_names_that_only_begin_alike_are_not_counted() -> None:
