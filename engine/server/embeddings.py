@@ -38,16 +38,21 @@ class Embedder:
     size: int | None
 
     async def answer(self, asked: EmbeddingRequest, arrival: Arrival) -> bytes:
-        """The body of the answer. Raises ApiError. All inputs are computed side by side; leaving early aborts them."""
+        """The body of the answer. Raises ApiError."""
+        requests, vectors = await self.vectors(asked, arrival)
+        return _body(asked, requests, vectors)
+
+    async def vectors(self, asked: EmbeddingRequest, arrival: Arrival) -> tuple[list[Request], list[_Vector]]:
+        """What was computed, and a vector for each. All inputs are computed side by side; leaving early aborts them.
+        Raises ApiError."""
         if asked.dimensions not in (None, self.size):
             raise bad_request(f"dimensions: this model's vectors have {self.size}, and no other number", "dimensions")
         prompts = prompts_of(asked.input, "input")
         requests = [self._request(asked, arrival, await self.prompts.of_text(prompt, "input")) for prompt in prompts]
         try:
-            vectors = await side_by_side([self._vector(request) for request in requests])
+            return requests, await side_by_side([self._vector(request) for request in requests])
         except EngineError as error:
             raise translate(error) from None
-        return _body(asked, requests, vectors)
 
     def _request(self, asked: EmbeddingRequest, arrival: Arrival, tokens: list[int]) -> Request:
         if len(tokens) > self.max_model_len:

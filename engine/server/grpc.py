@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 import grpc
+import msgspec
 from grpc_health.v1 import health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
@@ -24,9 +25,12 @@ from engine.loop import EngineError, OutputStream
 from engine.model.fields import ModelError
 from engine.sequence import Request
 from engine.server import messages
+from engine.server.chats import Arrival
 from engine.server.errors import ApiError
+from engine.server.fields import decode
 from engine.server.following import TooSlow, follow
 from engine.server.http import Service
+from engine.server.openai import EmbeddingRequest
 from engine.server.options import sampling_of
 from engine.text import TextStream
 from engine.transfer import KvTransfer
@@ -142,6 +146,15 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         for request_id in found:
             self._open[request_id].abort()
         return engine_pb2.AbortReply(aborted_request_ids=found)
+
+    @_translated
+    async def Embed(self, asked: engine_pb2.VectorsRequest, context: Context) -> engine_pb2.VectorsReply:
+        wish = decode(msgspec.json.encode({"model": "", "input": list(asked.texts)}), EmbeddingRequest)
+        requests, vectors = await self.service.embedder.vectors(wish, Arrival(self.service.engine.clock()))
+        return engine_pb2.VectorsReply(
+            vectors=[engine_pb2.Vector(values=vector) for vector in vectors],
+            usage={"prompt_tokens": sum(len(request.prompt) for request in requests)},
+        )
 
     @_translated
     async def Info(self, asked: engine_pb2.InfoRequest, context: Context) -> engine_pb2.InfoReply:

@@ -14,6 +14,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
 from engine.adapters import Adapter, AdapterError, ReadAdapter
+from engine.app import build
+from engine.config import EngineConfig
 from engine.control import Control
 from engine.loop import EngineLoop
 from engine.server.grpc import SERVICE, EngineService, grpc_port
@@ -26,6 +28,7 @@ from pointsman.v1.engine_pb2_grpc import EngineStub
 from tests.engine.model.gguf_writer import write_gguf
 from tests.engine.model.tiny_tokenizer import METADATA
 from tests.engine.requests import BLOCK_SIZE, core
+from tests.engine.server.tiny_service import served, write_tiny_model
 from tests.engine.steps import Steps
 
 CONTEXT = 64
@@ -298,3 +301,26 @@ async def test_a_taken_port_is_told(port: Port) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="bind"):
         async with grpc_port("127.0.0.1", taken.getsockname()[1], port.servicer):
             pass
+
+
+async def test_texts_become_vectors(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "tiny.gguf")
+    parts = build(EngineConfig(model=str(path), device="cpu", kv_cache_gib=0.002, threads=1))
+    servicer = EngineService(parts.service, parts.control, parts.transfer, "boot")
+    async with (
+        served(parts.service) as client,
+        grpc_port("127.0.0.1", 0, servicer) as number,
+        grpc.aio.insecure_channel(f"127.0.0.1:{number}") as channel,
+    ):
+        texts = ["hello world", "12"]
+        reply = await EngineStub(channel).Embed(engine_pb2.VectorsRequest(texts=texts), timeout=20)
+        answer = await (await client.post("/v1/embeddings", json={"model": "tiny", "input": texts})).json()
+        for vector, expected in zip(reply.vectors, answer["data"], strict=True):
+            assert list(vector.values) == pytest.approx(expected["embedding"], abs=1e-6)
+        assert reply.usage.prompt_tokens == answer["usage"]["prompt_tokens"]
+        for wrong in ([], [""]):
+            status, details = await refusal(
+                EngineStub(channel).Embed(engine_pb2.VectorsRequest(texts=wrong), timeout=20)
+            )
+            assert status is grpc.StatusCode.INVALID_ARGUMENT
+            assert "input" in details
