@@ -142,3 +142,44 @@ def test_greedy_tokens_of_the_real_model_equal_those_of_transformers_for_all_pro
         step(engine, runner, outputs)
     assert [outputs[one.id] for one in asked] == expected
     assert engine.scheduler.num_hit_tokens > 0
+
+
+def anonymous_mib() -> float:
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) / 1024
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_over_a_thousand_requests() -> None:
+    random = Random(5)
+    engine = core(num_blocks=200, max_num_seqs=8, max_num_batched_tokens=64)
+    runner, outputs = runner_for(engine), dict[str, list[int]]()
+
+    def serve(num_requests: int) -> None:
+        for _ in range(num_requests // 8):
+            for _ in range(8):
+                engine.add(request(prompt(random, random.randint(1, 60)), max_tokens=random.randint(1, 12)))
+            while engine.has_work:
+                step(engine, runner, outputs)
+            outputs.clear()
+
+    # PyTorch keeps a kernel for each number of rows that it has seen.
+    for num_rows in range(1, 65):
+        engine.add(request(prompt(random, num_rows), max_tokens=1, salt=f"{num_rows}"))
+        while engine.has_work:
+            step(engine, runner, outputs)
+    serve(200)
+    before = anonymous_mib()
+    serve(1000)
+    assert anonymous_mib() - before < 4
+
+
+@pytest.mark.slow
+def test_weights_are_in_memory_once() -> None:
+    checkpoint = open_checkpoint(fetch("smollm2-135m-instruct"))
+    before = anonymous_mib()
+    model = load(checkpoint, torch.bfloat16, torch.device("cpu"))
+    weights_mib = 2 * 134_515_008 / 2**20
+    assert weights_mib < anonymous_mib() - before + 1
+    assert anonymous_mib() - before < 1.15 * weights_mib
+    del model
