@@ -20,7 +20,7 @@ import aiohttp
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.errors import LoadError
+from loadtest.errors import LoadError, UsageError
 from loadtest.interop.engines import MODEL, Engine, RouterProcess, Wire, carrying, stopping
 from loadtest.words import WORDS
 
@@ -198,9 +198,9 @@ def print_results(results: Sequence[tuple[str, bool, str]]) -> None:
 
 
 async def _run(vllm: Path, model: Path, num_turns: int, num_workers: int) -> list[tuple[str, bool, str]]:
-    for path in (vllm, model / "tokenizer.json"):
-        if not path.exists():
-            raise LoadError(f"{path} is not there")
+    for flag, path in (("--vllm", vllm), ("--model", model / "tokenizer.json")):
+        if not path.is_file():
+            raise UsageError(f"{flag}: there is no file {path}")
     logs = Path(mkdtemp(prefix="pointsman-interop-"))
     print(f"logs: {logs}", flush=True)
     engines = [Engine(vllm, model, FIRST_PORT + at, logs / f"vllm-{at}.log") for at in range(2)]
