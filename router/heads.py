@@ -5,6 +5,7 @@ httptools, and from then on a body behind it is framed by its length alone. What
 upgrade, an `Expect`, two lengths, a fault) is not recognised, and goes the long way through a parser.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -34,12 +35,14 @@ class RequestHead:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """An answer's head, without its length. `is_chunked`: the body has none and comes in chunks."""
+    """An answer's head, without its length. `is_chunked`: the body has none and comes in chunks. `idle_s` is what
+    `keep_alive_s` reads in it."""
 
     status: int
     headers: Headers
     keeps_alive: bool
     is_chunked: bool
+    idle_s: float | None = None
 
 
 class Found(msgspec.Struct, Generic[H], frozen=True, gc=False):
@@ -143,6 +146,8 @@ class _Parsed:
         self.keeps_alive = bool(self.parser.should_keep_alive())  # right only here: a head may be all of its message
 
 
+_TIMEOUT = re.compile(r"\btimeout=([0-9]{1,6})\b", re.ASCII)
+_SHARE_OF_TIMEOUT = 0.8
 _UNUSUAL_IN_REQUESTS = frozenset(("transfer-encoding", "upgrade", "expect", "content-encoding"))
 
 
@@ -173,11 +178,21 @@ def learn_answer(data: bytes) -> tuple[AnswerHead, int] | None:
     status = parsed.parser.get_status_code()
     if not parsed.is_whole or status < 200 or status in (204, 304) or is_chunked == ("content-length" in fields):
         return None
-    return AnswerHead(status, without_length(parsed.pairs), parsed.keeps_alive, is_chunked), parsed.length
+    headers = without_length(parsed.pairs)
+    return AnswerHead(status, headers, parsed.keeps_alive, is_chunked, keep_alive_s(headers)), parsed.length
 
 
 def without_length(pairs: Iterable[tuple[str, str]]) -> Headers:
     return tuple(pair for pair in pairs if pair[0] != "content-length")
+
+
+def keep_alive_s(headers: Headers) -> float | None:
+    """How long the connection may idle before it is used again, by what the server says (`Keep-Alive: timeout=5`), less
+    a share for the way; None where it says nothing."""
+    for name, value in headers:
+        if name == "keep-alive" and (found := _TIMEOUT.search(value)):
+            return int(found[1]) * _SHARE_OF_TIMEOUT
+    return None
 
 
 def path_of(target: bytes) -> str:

@@ -9,7 +9,7 @@ import re
 import httptools
 
 from router.errors import BadAnswer
-from router.heads import AnswerHead, Found, without_length
+from router.heads import AnswerHead, Found, keep_alive_s, without_length
 from router.upstream.exchange import HttpExchange
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -35,6 +35,10 @@ class SizedAnswer:
     @property
     def is_reusable(self) -> bool:
         return self._missing == 0 and self._head.keeps_alive and not self._has_extra
+
+    @property
+    def idle_s(self) -> float | None:
+        return self._head.idle_s
 
     def feed(self, data: bytes) -> None:
         if len(data) > self._missing:
@@ -75,6 +79,10 @@ class ChunkedAnswer:
         if self._parsed is not None:
             return self._parsed.is_reusable and self._head.keeps_alive
         return self._is_last_seen and self._head.keeps_alive
+
+    @property
+    def idle_s(self) -> float | None:
+        return self._head.idle_s
 
     def feed(self, data: bytes) -> None:
         """Raises BadAnswer."""
@@ -139,6 +147,10 @@ class ParsedAnswer:
     def is_reusable(self) -> bool:
         """Ended by its own framing, with nothing behind it, and the replica keeps the connection."""
         return self.is_complete and not self._has_extra and self._keeps_alive
+
+    @property
+    def idle_s(self) -> float | None:
+        return keep_alive_s(tuple(self._headers))
 
     def feed(self, data: bytes) -> None:
         """Parse one read. Raises BadAnswer; what came before the fault may still be delivered."""

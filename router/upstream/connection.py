@@ -22,7 +22,8 @@ MAX_JOINED_BYTES = 16 * 1024
 
 
 class Connection(asyncio.Protocol):
-    """A socket to one replica. `keep` takes it back for reuse, `forget` hears that it closed."""
+    """A socket to one replica. `keep` takes it back for reuse, `forget` hears that it closed. `idle_s`: how long it may
+    idle, where the replica has said; `idle_until`: while it idles."""
 
     def __init__(
         self,
@@ -32,7 +33,8 @@ class Connection(asyncio.Protocol):
         forget: Callable[["Connection"], None],
     ) -> None:
         self.replica_id = replica_id
-        self.idle_since = 0.0
+        self.idle_s: float | None = None
+        self.idle_until = 0.0
         self._known = known
         self._keep = keep
         self._forget = forget
@@ -127,6 +129,7 @@ class Connection(asyncio.Protocol):
         if answer.is_reusable and self.is_usable:
             if exchange.is_paused:
                 self.resume()  # its next exchange, and its end, must be heard
+            self.idle_s = answer.idle_s
             self._keep(self)
         elif self._transport is not None:
             self._transport.close()

@@ -18,7 +18,7 @@ from router.ports import Clock, Sink
 from router.upstream.connection import Connection
 from router.upstream.exchange import HttpExchange
 
-# Engines behind uvicorn close idle connections after 5 s: we let go first.
+# Engines behind uvicorn close idle connections after 5 s, and do not say so: we let go first.
 IDLE_S = 3.9
 
 
@@ -61,9 +61,9 @@ class HttpUpstream:
 
     def sweep(self) -> None:
         """Close connections that idled for too long. Called about once a second."""
-        oldest = self._clock() - self._idle_s
+        now = self._clock()
         for idle in self._idle.values():
-            while idle and idle[0].idle_since < oldest:
+            while idle and idle[0].idle_until < now:
                 idle.popleft().abort()
 
     async def _connect(self, attempt: Attempt) -> Connection:
@@ -112,7 +112,7 @@ class HttpUpstream:
         idle = self._idle.get(replica_id)
         while idle:
             connection = idle.pop()
-            if connection.is_usable and self._clock() - connection.idle_since < self._idle_s:
+            if connection.is_usable and self._clock() < connection.idle_until:
                 return connection
             connection.abort()
         return None
@@ -121,7 +121,7 @@ class HttpUpstream:
         idle = self._idle.setdefault(connection.replica_id, deque())
         if len(idle) >= self._max_idle:
             idle.popleft().abort()
-        connection.idle_since = self._clock()
+        connection.idle_until = self._clock() + (self._idle_s if connection.idle_s is None else connection.idle_s)
         idle.append(connection)
 
     def _forget(self, connection: Connection) -> None:

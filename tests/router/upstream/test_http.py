@@ -144,6 +144,20 @@ async def test_a_connection_that_idled_for_too_long_is_not_used_even_before_a_sw
     await until(lambda: rig.counts == "<HttpUpstream 1 open, 1 idle>")
 
 
+@pytest.mark.parametrize(
+    ("timeout", "waits_s", "num_accepted"), [(60, 40.0, 1), (60, 50.0, 2), (2, 1.0, 1), (2, 1.7, 2)]
+)
+async def test_a_connection_idles_as_long_as_its_replica_says(
+    rig: Rig, timeout: int, waits_s: float, num_accepted: int
+) -> None:
+    rig.script.otherwise = answers({}, 200, ("keep-alive", f"timeout={timeout}"))
+    for _ in range(2):  # by a parser, and by a head that is known
+        await rig.exchange()
+    rig.clock.now += waits_s
+    assert (await rig.exchange()).ends == ["end"]
+    assert rig.replica.num_accepted == num_accepted
+
+
 async def test_a_connection_that_its_replica_closed_leaves_the_pool(rig: Rig) -> None:
     rig.script.otherwise = answers({})
     await rig.exchange()
