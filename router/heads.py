@@ -60,18 +60,21 @@ class KnownHeads(Generic[H]):
     def __init__(self, learn: Callable[[bytes], tuple[H, int] | None]) -> None:
         self._learn = learn
         self._heads: dict[bytes, H | None] = {}
-        self._before = self._behind = b""
+        self._before = self._behind = self._whole = b""
         self._last: H | None = None
+        self._last_whole: H | None = None
 
     def find(self, data: bytes) -> Found[H] | None:
         """The head that the data begins with, where it is whole and ordinary."""
-        # Most often it is the last one again, with another length.
+        # Most often it is the last one again, with another length or, as before streams, with none.
         before, last = self._before, self._last
         if last is not None and data.startswith(before):
             start, stop = len(before), data.find(b"\r", len(before))
             digits = data[start:stop]
             if len(digits) < 16 and digits.isdigit() and data.startswith(self._behind, stop):
                 return Found(last, int(digits), stop + len(self._behind))
+        if self._last_whole is not None and data.startswith(self._whole):
+            return Found(self._last_whole, 0, len(self._whole))
         return self._look_up(data)
 
     def _look_up(self, data: bytes) -> Found[H] | None:
@@ -90,6 +93,8 @@ class KnownHeads(Generic[H]):
             return None
         if start < stop:
             self._before, self._behind, self._last = data[:start], data[stop : end + 4], head
+        else:
+            self._whole, self._last_whole = data[: end + 4], head
         return Found(head, length, end + 4)
 
     def _remember(self, key: bytes, data: bytes, length: int) -> H | None:
