@@ -32,7 +32,9 @@ from router.prefix.index import BlockIndex
 from router.replicas.breaker import Breaker
 from router.replicas.leases import take
 from router.replicas.member import Member
+from router.replicas.speeds import LeastSquares, Speeds
 from router.routing.presets import open_parts, preset
+from router.steps import StepModel
 
 BLOCK_TOKENS = 16
 # Blocks that the index holds before anything is measured.
@@ -43,6 +45,8 @@ TURN_BLOCKS = 12
 SHARED_BLOCKS = 32
 OPEN_PER_REPLICA = 6
 NUM_DECISIONS = 4000
+# Of a 70B model on four H100s.
+STEP = StepModel(base_s=0.0167, token_s=7.25e-5, attention_s=1e-9, sequence_s=4e-5, context_s=4.76e-8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ class Fleet:
 
     def __post_init__(self) -> None:
         replicas = [_replica(number) for number in range(self.case.num_replicas)]
-        self.members = {replica.id: Member(replica, Breaker()) for replica in replicas}
+        self.members = {replica.id: _member(replica) for replica in replicas}
         available: Sequence[Replica] = tuple(replicas)
         index = BlockIndex(2**40)
         self.placement = Placement(
@@ -132,11 +136,12 @@ class Fleet:
         return Demand(request, self.pool, Prompt(len(hashes) * BLOCK_TOKENS + 7, hashes, BLOCK_TOKENS))
 
     def _go_on(self, lease: Lease) -> None:
-        """Time passes: this one begins, the oldest ends."""
+        """Time passes: an earlier one gets its first token, the oldest ends."""
         self.now += 0.5 / self.case.num_replicas
         self.open_leases.append(lease)
-        if len(self.open_leases) > 2 * self.case.num_replicas:
-            self.open_leases[-2 * self.case.num_replicas].start()
+        num_prefilling = max(1, self.case.num_replicas // 8)
+        if len(self.open_leases) > num_prefilling:
+            self.open_leases[-1 - num_prefilling].start()
         if len(self.open_leases) > OPEN_PER_REPLICA * self.case.num_replicas:
             oldest = self.open_leases.popleft()
             oldest.output_tokens = 200
@@ -172,7 +177,11 @@ def _cost(case: Case) -> Cost:
     return Cost(times[len(times) // 2] / 1e3, times[len(times) * 99 // 100] / 1e3)
 
 
+def _member(replica: Replica) -> Member:
+    return Member(replica, Breaker(), speeds=Speeds(LeastSquares(STEP)))
+
+
 def _replica(number: int) -> Replica:
     replica = Replica(ReplicaSpec(f"http://10.0.{number // 250}.{number % 250}:8000"), state=ReplicaState.READY)
-    replica.kv_capacity_tokens = 500_000
+    replica.kv_capacity_tokens, replica.step = 500_000, STEP
     return replica

@@ -59,11 +59,13 @@ class BlockIndex:
         """Leading blocks held, by replica id; replicas that hold none are absent."""
         depths: dict[str, int] = {}
         run, depth = self._tree.deepest(block_hashes)
-        missing = self._replicas.live
+        live = missing = self._replicas.live
         while run is not None:
-            if found := run.holders & missing:
-                depths.update(dict.fromkeys(self._replicas.names(found), depth))
-                missing ^= found
+            if run.holders & missing:
+                # All its holders, for their names are at hand; who holds more keeps its place and its depth.
+                shallower = dict.fromkeys(self._replicas.names(run.holders & live), depth)
+                depths = {**depths, **shallower, **depths} if depths else shallower
+                missing &= ~run.holders
             depth = run.start
             run = run.parent
         return depths

@@ -72,6 +72,9 @@ class Share:
             replica.context_tokens += num_tokens
             self.member.take_in_speeds()
         self._leave_prefill(now)
+        if replica.prefilling:
+            # A queue got shorter: who waits because all were too deep may have a place now.
+            self.on_verdict(self, Verdict.NOTHING)
         if self.is_trial:
             self.member.breaker.succeed(is_trial=True)
             self.on_verdict(self, Verdict.SUCCESS)

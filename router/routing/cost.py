@@ -27,8 +27,8 @@ from router.core import Prompt, Replica, Slo
 CHUNK_TOKENS = 8192
 # Fetching a token's KV from host memory instead of computing it.
 HOST_SHARE = 0.06
-# Above this share of the KV cache in use, room in it gets no scarcer.
-MOST_USED = 0.95
+# Below this share of the KV cache in use, room in it costs nothing; above the other, it gets no scarcer.
+LEAST_USED, MOST_USED = 0.1, 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +141,11 @@ def _room_s(need: Need, replica: Replica, decode_s: float) -> float:
     capacity = replica.kv_capacity_tokens
     if capacity is None:
         return 0.0
-    unique = need.prompt.num_tokens - replica.shared_tokens(need.prompt) + 0.5 * need.num_output
     used = (replica.held_tokens + 0.5 * replica.awaited_tokens) / capacity
+    if used < LEAST_USED:
+        return 0.0
     used = min(used, MOST_USED)
+    unique = need.prompt.num_tokens - replica.shared_tokens(need.prompt) + 0.5 * need.num_output
     scarcity = used / (1.0 - used)
     return unique / capacity * decode_s * scarcity
 

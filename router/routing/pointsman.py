@@ -20,9 +20,9 @@ from router.routing.ring import affinity
 from router.steps import StepModel
 
 # Looked at closely: all of a fleet so small; else so many of those that seem best,
-FEW, MAX_BEST = 8, 6
+FEW, MAX_BEST = 6, 5
 # of so many that hold most, and so many in turn.
-MAX_HOLDERS, WINDOW = 24, 32
+MAX_HOLDERS, WINDOW = 16, 16
 # A learned speed within so much of the fleet's median counts as the median for our own tokens.
 SPEED_NOISE = 0.25
 MEDIAN_EVERY = 64

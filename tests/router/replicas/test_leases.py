@@ -148,6 +148,17 @@ def test_a_queue_of_prefills_shrinks_with_time_and_is_set_right_by_each_first_to
     first.release(Outcome.OK)
 
 
+def test_who_waits_hears_when_a_queue_gets_shorter() -> None:
+    member, clock, heard = make_member(), FakeClock(), list[Verdict]()
+    first, second = lease_on(member, clock, heard=heard), lease_on(member, clock, heard=heard)
+    first.start()
+    assert heard == [Verdict.NOTHING]
+    second.start()
+    assert heard == [Verdict.NOTHING], "nothing is queued there any more: nobody waited for that"
+    first.release(Outcome.OK)
+    second.release(Outcome.OK)
+
+
 def test_what_decodes_counts_the_tokens_that_it_reads() -> None:
     member, clock = make_member(), FakeClock()
     lease = lease_on(member, clock)

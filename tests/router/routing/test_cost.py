@@ -89,6 +89,8 @@ def test_room_is_the_share_that_we_alone_would_fill_for_as_long_as_we_decode_and
     assert weigh(replica, output=100.0).room == pytest.approx((1600 + 50) / 10_000 * decode_s * 0.5 / 0.5)
     replica.shared_tokens = lambda prompt: 1000
     assert weigh(replica, output=100.0).room == pytest.approx((600 + 50) / 10_000 * decode_s)
+    replica.held_tokens, replica.awaited_tokens = 900, 0.0
+    assert weigh(replica, output=100.0).room == 0.0, "there is enough"
     replica.held_tokens = 50_000
     full = weigh(replica, output=100.0).room
     assert full == pytest.approx((600 + 50) / 10_000 * decode_s * MOST_USED / (1 - MOST_USED))
