@@ -219,8 +219,7 @@ class Router:
             await asyncio.sleep(RELAY_TICK_S)
             now = time.monotonic()
             self.lag_s = now - due
-            for relay in list(self.relays):
-                relay.tick(now)
+            await self.proxy.tick(now)
             if self.sharing is not None and self.queue.num_waiting:
                 self.queue.pump()
             self.commons.wake_sleepers(self.queue, self.registry)

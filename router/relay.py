@@ -213,6 +213,11 @@ class Relay:
         if self.phase in (Phase.SILENT, Phase.HELD) and self.request.is_stream:
             self._heartbeat(now)
 
+    def cancel(self) -> None:
+        """End the request where it waits."""
+        if self.errand is not None:
+            self.errand.cancel()
+
     # Flow: the way back from the reply
 
     def pause(self) -> None:
@@ -230,8 +235,7 @@ class Relay:
         self.is_client_gone = True
         self.phase = Phase.ENDED
         self._detach()
-        if self.errand is not None:
-            self.errand.cancel()
+        self.cancel()
 
     # Sink: what comes from the replica
 
@@ -333,16 +337,15 @@ class Relay:
             self._interrupt(UpstreamTimeout(f"The replica was silent for {limit_s:g} s."))
 
     def _heartbeat(self, now: float) -> None:
-        if self.phase is Phase.SILENT:
-            if now - self._last_sent < self._times.heartbeat_after_s:
-                return
-            self.phase, self.status = Phase.HELD, 200
-            own = (("x-request-id", self.request.id), *self.notes, *headers.waiting(self._whereabouts()))
-            self._reply.head(200, headers.EARLY_STREAM, own)
-        elif now - self._last_sent < self._times.heartbeat_interval_s:
+        is_first, times = self.phase is Phase.SILENT, self._times
+        if now - self._last_sent < (times.heartbeat_after_s if is_first else times.heartbeat_interval_s):
             return
         self._last_sent = now
         place = self._whereabouts()
+        if is_first:
+            self.phase, self.status = Phase.HELD, 200
+            own = (("x-request-id", self.request.id), *self.notes, *headers.waiting(place))
+            self._reply.head(200, headers.EARLY_STREAM, own)
         how = "" if place is None else "; " + ", ".join(f"{name}: {value}" for name, value in headers.waiting(place))
         self._reply.write(openai.sse_comment("waiting for a replica" + how))
 

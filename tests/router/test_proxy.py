@@ -12,6 +12,7 @@ from router.choice import View, Weighed
 from router.core import Decision, Demand, Lease, Outcome, Prompt, Request, Surface
 from router.errand import State
 from router.errors import ConnectionCut
+from router.relay import Relay
 from tests.fakes import FakeExchange, FakeReply, FakeUpstream, Station, specs_of, turns, until
 from tests.router.nouns import make_request
 
@@ -65,6 +66,25 @@ async def test_an_attempt_says_all_that_goes_over_the_wire(house: House) -> None
     assert (attempt.connect_timeout_s, attempt.first_byte_timeout_s, attempt.idle_timeout_s) == (1.0, 2.0, 4.0)
     assert attempt.request_id == "my-id"
     assert attempt.headers == (("x-other", "kept"), ("content-type", "application/json"))
+
+
+async def test_the_fault_of_one_request_at_the_clock_ends_that_one_alone(
+    house: House, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: an error in a heartbeat ended the router."""
+    station = house.open()
+    broken, whole = house.ask(id="broken"), house.ask(id="whole")
+    await house.exchange(1)
+
+    def tick(relay: Relay, _: float) -> None:
+        if relay.request.id == "broken":
+            raise KeyError(relay)
+
+    monkeypatch.setattr(Relay, "tick", tick)
+    await station.proxy.tick(station.clock())
+    assert (await house.told(broken)).outcome is Outcome.REJECTED
+    assert (whole.outcome, len(station.relays)) == (None, 1)
+    assert "the router failed to serve a request" in caplog.text
 
 
 async def test_what_a_request_has_left_does_not_wait_for_the_collector(house: House) -> None:
