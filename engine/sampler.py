@@ -1,36 +1,26 @@
-"""Chooses the next token of each row of logits.
+"""Chooses the next token behind each chunk, and judges guesses.
 
-Knows logits and each sequence's sampling. Must not know the model, the batch's shape or text.
-
-A row's draw is the inverse of its cumulated probabilities at one number, and that number is a hash of the request's
-seed and the position in its output: no state, nothing to restore after a preemption, and nothing that the other
-rows could disturb. It makes guesses lossless for drawn tokens, too: at a position the same token is drawn, whether
-one step or several computed what stands before it.
+Knows logits, chunks and each sequence's sampling. Must not know the model, how a token is drawn (drawing.py) or text.
 """
 
-import struct
 from collections.abc import Iterator
 from collections.abc import Sequence as List
-from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
-from xxhash import xxh3_64_intdigest
 
 from engine.batch import Chunk
+from engine.drawing import draw
 from engine.logits import Row, adjust, logprobs_of
-from engine.sampling import Result, Sampled, Sampling, TokenLogprobs
-
-# A nucleus is looked for among so many of the likeliest tokens before the whole vocabulary is sorted.
-_NUCLEUS_CANDIDATES = 256
+from engine.sampling import Result, Sampled, TokenLogprobs
 
 
 def sample(logits: Tensor, chunks: List[Chunk]) -> list[Result]:
     """[rows, vocabulary] float32 logits, `num_rows` of each chunk in order -> what was chosen behind each chunk: a
     token id, a Sampled where more was asked for or guessed, None where the prompt goes on. May change `logits`."""
-    if all(chunk.sequence.is_plain for chunk in chunks if chunk.num_rows):
-        return _plainly(logits, chunks)
+    num_rows = [chunk.num_rows for chunk in chunks]
+    if all(chunk.sequence.is_plain for chunk, count in zip(chunks, num_rows, strict=True) if count):
+        return _plainly(logits, chunks, num_rows)
     told = _prompt_logprobs(logits, chunks)
     if told:
         logits = logits[_on(logits, _sampling_rows(chunks))]
@@ -39,16 +29,16 @@ def sample(logits: Tensor, chunks: List[Chunk]) -> list[Result]:
     return [_with_prompt(each, told[index]) if index in told else each for index, each in enumerate(chosen)]
 
 
-def _plainly(logits: Tensor, chunks: List[Chunk]) -> list[Result]:
+def _plainly(logits: Tensor, chunks: List[Chunk], num_rows: List[int]) -> list[Result]:
     tokens: list[int] = logits.argmax(dim=-1).tolist()
     results: list[Result] = []
     first = 0
-    for chunk in chunks:
-        if chunk.draft:
-            results.append(Sampled(_confirmed(tokens[first : first + chunk.num_rows], chunk.draft)))
+    for chunk, count in zip(chunks, num_rows, strict=True):
+        if count > 1:
+            results.append(Sampled(_confirmed(tokens[first : first + count], chunk.draft)))
         else:
-            results.append(tokens[first] if chunk.num_rows else None)
-        first += chunk.num_rows
+            results.append(tokens[first] if count else None)
+        first += count
     return results
 
 
@@ -120,115 +110,16 @@ def _result(chunk: Chunk, tokens: List[int], logprobs: dict[int, TokenLogprobs],
 
 
 def _choose(logits: Tensor, rows: List[Row]) -> list[int]:
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
     drawn = [index for index, row in enumerate(rows) if row.sequence.request.sampling.temperature > 0]
+    if len(drawn) == len(rows):
+        return draw(logits, rows)
+    tokens: list[int] = logits.argmax(dim=-1).tolist()
     if drawn:
-        chosen = _draw(logits[_on(logits, drawn)], [rows[index] for index in drawn])
+        chosen = draw(logits[_on(logits, drawn)], [rows[index] for index in drawn])
         for index, token in zip(drawn, chosen, strict=True):
             tokens[index] = token
     return tokens
 
 
-def _draw(logits: Tensor, rows: List[Row]) -> list[int]:
-    samplings = [row.sequence.request.sampling for row in rows]
-    logits /= _column([sampling.temperature for sampling in samplings], logits)
-    _drop_improbable(logits, samplings)
-    uniform = torch.tensor([[_uniform(row)] for row in rows], dtype=torch.float64, device=logits.device)
-    is_cut = [sampling.top_k is not None or sampling.top_p < 1 for sampling in samplings]
-    tokens = [0] * len(rows)
-    for draw, is_for_cut in ((_draw_whole, False), (_draw_cut, True)):
-        if is_for_cut not in is_cut:
-            continue
-        some = [index for index, cut in enumerate(is_cut) if cut is is_for_cut]
-        places = _on(logits, some)
-        drawn = draw(logits[places], uniform[places], [samplings[index] for index in some])
-        for index, token in zip(some, drawn, strict=True):
-            tokens[index] = token
-    return tokens
-
-
-def _drop_improbable(logits: Tensor, samplings: List[Sampling]) -> None:
-    if any(sampling.min_p > 0 for sampling in samplings):
-        least = logits.amax(dim=-1, keepdim=True) + _column([sampling.min_p for sampling in samplings], logits).log()
-        logits.masked_fill_(logits < least, float("-inf"))
-
-
-def _draw_whole(logits: Tensor, uniform: Tensor, samplings: List[Sampling]) -> list[int]:
-    """From all tokens. Cumulated in vocabulary order and in float64: near ties and rounding then move the draw as
-    little as can be."""
-    drawn: list[int] = _invert(logits.softmax(dim=-1).double(), uniform).tolist()
-    return drawn
-
-
-def _draw_cut(logits: Tensor, uniform: Tensor, samplings: List[Sampling]) -> list[int]:
-    """From what top_k, then top_p leave. Looks among the likeliest few first: to sort a vocabulary takes longer than
-    a small model's step."""
-    top_k = [sampling.top_k or 0 for sampling in samplings]
-    nucleus = _Nucleus.of(logits, samplings, max(_NUCLEUS_CANDIDATES, *top_k))
-    tokens = nucleus.draw(uniform)
-    beyond = [index for index, is_whole in enumerate(nucleus.is_whole()) if not is_whole]
-    if beyond:
-        places = _on(logits, beyond)
-        all_of_them = _Nucleus.of(logits[places], [samplings[index] for index in beyond], logits.shape[1])
-        for index, token in zip(beyond, all_of_them.draw(uniform[places]), strict=True):
-            tokens[index] = token
-    return tokens
-
-
-@dataclass(frozen=True, slots=True)
-class _Nucleus:
-    """The likeliest tokens of each row, best first: ids and float64 probabilities, each [rows, candidates]; and the
-    rows' top_p, [rows, 1]. What top_k leaves out has probability 0, the rest of it sums to 1 over the vocabulary."""
-
-    tokens: Tensor
-    probabilities: Tensor
-    top_p: Tensor
-
-    @classmethod
-    def of(cls, logits: Tensor, samplings: List[Sampling], num_candidates: int) -> Self:
-        values, tokens = logits.topk(min(num_candidates, logits.shape[1]), dim=-1)
-        values = values.double()
-        top_k = [sampling.top_k or logits.shape[1] for sampling in samplings]
-        ranks = torch.arange(values.shape[1], device=logits.device)
-        values.masked_fill_(ranks >= _column(top_k, ranks), float("-inf"))
-        total = values.logsumexp(dim=-1, keepdim=True)
-        free = [index for index, sampling in enumerate(samplings) if sampling.top_k is None]
-        if free:
-            places = _on(logits, free)
-            total[places] = logits[places].double().logsumexp(dim=-1, keepdim=True)
-        return cls(tokens, (values - total).exp(), _column([sampling.top_p for sampling in samplings], values))
-
-    def is_whole(self) -> list[bool]:
-        """Whether a row's candidates reach its top_p, or nothing with a chance is left beyond them."""
-        reached = self.probabilities.sum(dim=-1, keepdim=True)
-        whole: list[bool] = ((reached >= self.top_p) | (reached > 1 - 1e-9)).squeeze(1).tolist()
-        return whole
-
-    def draw(self, uniform: Tensor) -> list[int]:
-        """Up to the token with which a row reaches its top_p, in vocabulary order."""
-        before = self.probabilities.cumsum(dim=-1) - self.probabilities
-        kept = self.probabilities.masked_fill(before >= self.top_p, 0)
-        tokens, order = self.tokens.sort(dim=-1)
-        drawn = _invert(kept.gather(1, order), uniform)
-        chosen: list[int] = tokens.gather(1, drawn[:, None]).squeeze(1).tolist()
-        return chosen
-
-
-def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """[rows, tokens] float64, [rows, 1] in [0, 1) -> [rows] columns."""
-    cumulated = probabilities.cumsum(dim=-1)
-    return torch.searchsorted(cumulated, uniform * cumulated[:, -1:], right=True).squeeze(-1)
-
-
 def _on(like: Tensor, values: List[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int64, device=like.device)
-
-
-def _column(values: List[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
-
-
-def _uniform(row: Row) -> float:
-    """In [0, 1), from 52 bits of the hash: with 53, the product with a total above 1 could round up to it."""
-    key = struct.pack("<qq", row.sequence.request.sampling.seed, row.position)
-    return float((xxh3_64_intdigest(key) >> 12) * 2.0**-52)

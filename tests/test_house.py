@@ -49,7 +49,8 @@ SIMULATOR = Path("loadtest/simulator")
 ENGINE_STEPS = Path("loadtest/engine_steps.py")
 SIMULATED = ROUTER_CORES | {"errors", "placement", "plugins", "ports"}
 WITH_TORCH = (
-    *("engine/runner.py", "engine/sampler.py", "engine/logits.py", "engine/pooling.py", "engine/lora.py"),
+    *("engine/runner.py", "engine/sampler.py", "engine/drawing.py", "engine/logits.py", "engine/pooling.py"),
+    "engine/lora.py",
     "engine/model/",
     "loadtest/engine/ask_transformers.py",  # a peer's script: run by its interpreter, imported by nobody
 )

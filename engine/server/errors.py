@@ -53,6 +53,9 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return error.response()
     except web.HTTPException as error:
         return _translate(request, error).response()
+    except ConnectionResetError:
+        # The client has gone: there is nobody to tell, and nothing is wrong.
+        raise
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
         return ApiError(500, "internal error, see the engine's log").response()

@@ -55,10 +55,11 @@ class Generation:
                 more["usage"] = self._usage()
             closing = self.head.event([], **more) if more else b""
             await events.write(closing + DONE)
-        except EngineError as error:
+        except (EngineError, ApiError) as error:
+            told = translate(error) if isinstance(error, EngineError) else error
             if not events.response.prepared:
-                raise translate(error) from None
-            await events.write(b"data: " + translate(error).body() + b"\n\n" + DONE)
+                raise told from None
+            await events.write(b"data: " + told.body() + b"\n\n" + DONE)
         await events.response.write_eof()
         return events.response
 

@@ -110,7 +110,7 @@ def asked_by(random: Random, index: int) -> Request:
     return request(repetitive(random), name=f"r{index}", priority=random.randrange(2), **sampling)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 2**16),
     num_blocks=st.sampled_from([22, 64]),

@@ -6,6 +6,7 @@ import torch
 
 from engine import sampler
 from engine.batch import Chunk
+from engine.drawing import _uniform
 from engine.logits import Row
 from engine.sampling import Sampled
 from engine.sequence import Sequence
@@ -125,7 +126,7 @@ def plainly_drawn(row: torch.Tensor, sequence: Sequence) -> int:
     kept = torch.zeros_like(ordered)
     inside = ordered.cumsum(-1) - ordered < sampling.top_p
     kept[tokens[inside]] = ordered[inside]
-    uniform = sampler._uniform(Row(sequence, sequence.num_output_tokens))
+    uniform = _uniform(Row(sequence, sequence.num_output_tokens))
     return int((kept.cumsum(-1) <= uniform * kept.sum()).sum())
 
 

@@ -331,6 +331,22 @@ async def test_a_last_message_is_continued(client: Client) -> None:
     assert answer["usage"]["prompt_tokens"] == len(tokens)
 
 
+HOSTILE = {
+    "time": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "memory": "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "interpreter": "{{ messages.__class__.__mro__ }}",
+}
+
+
+@pytest.mark.parametrize("harm", HOSTILE)
+async def test_a_template_that_means_harm_harms_only_its_chat(tmp_path: Path, harm: str) -> None:
+    async with served(tiny_service(tmp_path, template=HOSTILE[harm])) as client:
+        other = asyncio.create_task(complete(client, max_tokens=200, ignore_eos=True))
+        error = await refused(client)
+        assert (error["param"], "refuses the messages" in error["message"]) == ("messages", True)
+        assert (await other)["usage"]["completion_tokens"] == 200
+
+
 async def test_special_tokens_are_shown_if_asked_for(client: Client) -> None:
     asked = {"logit_bias": {TOKENS.index("<|im_start|>"): 100}, "max_tokens": 2}
     assert texts(await complete(client, **asked)) == [""]
