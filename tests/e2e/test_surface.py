@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import urllib.request
 from typing import Any
 
 import anthropic
@@ -26,7 +27,7 @@ from pointsman.v1.inference_pb2 import (
     SessionRequest,
 )
 from pointsman.v1.inference_pb2_grpc import InferenceStub
-from tests.e2e.fleet import MODEL, Fleet
+from tests.e2e.fleet import MODEL, Fleet, get_json, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -146,3 +147,37 @@ def test_tritons_client_infers_whole_and_streamed(fleet: Fleet) -> None:
     whole, streamed = json.loads(done.stdout)
     assert whole == streamed
     assert whole.startswith(" Paris")
+
+
+def test_the_sdk_runs_a_batch_of_a_file(client: openai.OpenAI) -> None:
+    body = {"model": MODEL, "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}
+    line = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    lines = "\n".join(json.dumps({"custom_id": f"q{number}", **line}) for number in range(5))
+    file = client.files.create(file=("in.jsonl", lines.encode()), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"a": "b"}
+    )
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", 60, "the batch is complete")
+    done = client.batches.retrieve(batch.id)
+    assert done.request_counts is not None
+    assert (done.request_counts.total, done.request_counts.completed) == (5, 5)
+    assert done.output_file_id is not None
+    results = [json.loads(each) for each in client.files.content(done.output_file_id).text.splitlines()]
+    assert {each["custom_id"] for each in results} == {f"q{number}" for number in range(5)}
+    assert {each["response"]["body"]["choices"][0]["message"]["content"] for each in results} == {ANSWER}
+    assert batch.id in [each.id for each in client.batches.list()]
+    client.files.delete(file.id)
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file.id)
+
+
+def test_a_request_that_nobody_waits_for(fleet: Fleet) -> None:
+    body = {"model": MODEL, "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}
+    request = urllib.request.Request(f"{fleet.url}/v1/async/chat/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=10) as response:
+        job = json.loads(response.read())
+    assert job["status"] == "queued"
+    address = f"{fleet.url}/v1/async/{job['id']}"
+    wait_until(lambda: get_json(address)["status"] == "succeeded", 60, "the job has ended")
+    answer = get_json(address)["response"]["body"]
+    assert answer["choices"][0]["message"]["content"] == ANSWER
