@@ -171,7 +171,7 @@ def _measure_worker(changes: Sequence[Sequence[Change]], plain_us: float, num_bl
         Row("a worker: frames to changes", decode_us, "µs a block", decode_us / plain_us),
         Row("a worker: changes to its index", taken_us, "µs a block", taken_us / plain_us),
         Row("a worker: a turn, 9 of 10", quantiles(turns, n=10)[8], "ms"),
-        Row("a worker: the longest turn (the table of blocks doubles)", max(turns), "ms"),
+        Row("a worker: the longest turn", max(turns), "ms"),
         Row("a worker: turns that it takes a second", BLOCKS_A_SECOND * taken_us / 1e6 / SLICE_S, "turns of 1 ms"),
     ]
 

@@ -1,7 +1,7 @@
 """A tree of runs: chains that begin alike share their beginning. Knows blocks, runs, and the order of their use.
 
-A dict leads from each block to its run; a chain's deepest known block is found by bisection, as a block hash stands for
-all blocks before it. Knows nothing of what makes somebody hold a run.
+A table leads from each block to its run; a chain's deepest known block is found by bisection, as a block hash stands
+for all blocks before it. Knows nothing of what makes somebody hold a run.
 """
 
 from array import array
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from router.prefix.bits import ReplicaBits
 from router.prefix.recency import ENTRY_BYTES, Recency
 from router.prefix.runs import Run
+from router.prefix.table import MASK, BlockTable
 
 # As traced: 30 to 60 bytes of dict table, 36 of key, 8 in the run. The table that a growing dict copies itself into is
 # counted, the one that it leaves is not.
@@ -25,7 +26,7 @@ class RunTree:
 
     replicas: ReplicaBits
     recency: Recency
-    runs: dict[int, Run] = field(default_factory=dict)
+    runs: BlockTable = field(default_factory=BlockTable)
     # Least recently used first. A run is used after those behind it, so the first one is always a leaf.
     by_use: "OrderedDict[Run, None]" = field(default_factory=OrderedDict)
     _children: "dict[Run, set[Run]]" = field(default_factory=dict)
@@ -33,17 +34,17 @@ class RunTree:
     @property
     def num_bytes(self) -> int:
         entries = self.recency.num_entries if self.recency.modelled else 0
-        return len(self.runs) * BLOCK_BYTES + len(self.by_use) * RUN_BYTES + entries * ENTRY_BYTES
+        return self.runs.num_blocks * BLOCK_BYTES + len(self.by_use) * RUN_BYTES + entries * ENTRY_BYTES
 
     def deepest(self, block_hashes: Sequence[int], offset: int = 0) -> tuple[Run | None, int]:
         """The run of the deepest known block, and how many of these lead there; None and 0 where none is known.
         `offset`: how many blocks come before these."""
-        runs, found = self.runs, None
+        shards, found = self.runs.shards, None
         low, high = 0, len(block_hashes)
         middle = high - 1  # The whole chain first: most often it is known.
         while low < high:
             block = block_hashes[middle]
-            run = runs.get(block)
+            run = shards[block & MASK].get(block)
             # A list that is no chain may have a known block in another place.
             if run is not None and run.has(block, offset + middle):
                 found, low = run, middle + 1
@@ -68,15 +69,12 @@ class RunTree:
     def grow(self, run: Run, blocks: Sequence[int]) -> int:
         """Put blocks at the end of a run, which is new if it has none. Returns how many were taken: those up to one
         that is in memory already or comes twice, as no chain has it and this list is no chain."""
-        fresh = dict.fromkeys(blocks, run)
-        if len(fresh) < len(blocks) or not self.runs.keys().isdisjoint(fresh):
-            fresh = dict.fromkeys(self._unknown(blocks), run)
-        if fresh and not run.blocks:
+        num_grown = self.runs.add(blocks, run)
+        if num_grown and not run.blocks:
             self.by_use[run] = None
             self._link(run)
-        run.blocks.extend(array("Q", fresh))
-        self.runs.update(fresh)
-        return len(fresh)
+        run.blocks.extend(array("Q", blocks[:num_grown]))
+        return num_grown
 
     def split(self, run: Run, num_blocks: int) -> Run:
         """Make two runs of one where `num_blocks` lead from the root. Returns the first, which is the new one: so
@@ -90,7 +88,7 @@ class RunTree:
         run.start, run.parent = num_blocks, head
         self._link(head)
         self._link(run)
-        self.runs.update(dict.fromkeys(blocks, head))
+        self.runs.move(blocks, head)
         self.by_use[head] = None
         if head.holders & self.recency.modelled:
             self.recency.split(head)
@@ -102,7 +100,7 @@ class RunTree:
         if parent is None or len(self._children[parent]) > 1 or not run.is_held_like(parent):
             return run
         parent.blocks.extend(run.blocks)
-        self.runs.update(dict.fromkeys(run.blocks, parent))
+        self.runs.move(run.blocks, parent)
         self._unlink(run)
         for child in self._children.pop(run, ()):
             child.parent = parent
@@ -116,14 +114,13 @@ class RunTree:
         block = run.blocks.pop()
         child.blocks.insert(0, block)
         child.start -= 1
-        self.runs[block] = child
+        self.runs.move((block,), child)
 
     def shorten(self, run: Run, num_blocks: int) -> None:
         """Take at most so many blocks from the end of a leaf."""
         gone = run.blocks[-num_blocks:]
         del run.blocks[-num_blocks:]
-        for block in gone:
-            del self.runs[block]
+        self.runs.discard(gone)
         self.replicas.lose(run.holders, len(gone))
         if not run.blocks:
             del self.by_use[run]
@@ -146,14 +143,6 @@ class RunTree:
             run.hosted &= ~dead
             self.discard(run)
             yield
-
-    def _unknown(self, blocks: Sequence[int]) -> list[int]:
-        leading: dict[int, None] = {}
-        for block in blocks:
-            if block in self.runs or block in leading:
-                break
-            leading[block] = None
-        return list(leading)
 
     def _link(self, run: Run) -> None:
         if run.parent is not None:

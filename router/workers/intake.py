@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from router.prefix.caches import Caches
 from router.prefix.changes import Change, num_blocks
 
-SLICE_S = 0.001
+# Of a millisecond; the last change of a slice may take the rest.
+SLICE_S = 0.0009
 MAX_WAITING_CHAINS = 20_000
 MAX_WAITING_BLOCKS = 4_000_000
 

@@ -15,14 +15,14 @@ from tests.router.nouns import FakeClock
 
 
 class SlowIndex(BlockIndex):
-    """Each change takes 0.3 ms."""
+    """Each change takes 0.2 ms."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(2**20)
         self.clock = clock
 
     def store(self, *args: object, **fields: object) -> None:
-        self.clock.now += 0.0003
+        self.clock.now += 0.0002
         super().store(*args, **fields)  # type: ignore[arg-type]
 
 
@@ -41,7 +41,7 @@ async def test_a_turn_takes_a_millisecond_and_the_rest_waits() -> None:
         before = index.total_blocks
         await asyncio.sleep(0)
         taken.append(index.total_blocks - before)
-    assert taken == [4, 4, 2]
+    assert taken == [5, 5]
     assert (intake_.num_waiting_blocks, repr(intake_)) == (0, "<Intake 0 waiting>")
 
 
