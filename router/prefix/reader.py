@@ -3,6 +3,7 @@
 A pool whose tokenizer is not known is read as text, and so is a chat that the template refuses: the engine answers it.
 """
 
+import ctypes
 from array import array
 from functools import lru_cache
 
@@ -37,6 +38,7 @@ class Prompts:
         """From now on, read this pool's prompts so. Takes up to a second; raises SourceError naming the field."""
         # One assignment: a prompt is read with the old or with the new, never with half of each.
         self._readings[pool.model] = Reading.of(source, self._known)
+        _give_back_memory()
 
     def ask(self, pool: Pool, engine: EngineTokens) -> None:
         """From now on, have this pool's prompts tokenized by its engine."""
@@ -107,6 +109,13 @@ class Prompts:
 
     def __repr__(self) -> str:
         return f"<Prompts of {len(self._readings)} pools, {self._known!r}>"
+
+
+def _give_back_memory() -> None:
+    """What was needed to load a tokenizer, some 20 MB, goes back to the system; glibc alone must be told."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _find_completion(prompt: "str | array[int]", scope: CacheScope, reading: Reading | None) -> Prompt | Unread:
