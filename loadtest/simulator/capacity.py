@@ -23,6 +23,11 @@ class Capacity:
     best: Summary | None
     tried: tuple[Summary, ...]
 
+    @property
+    def is_least(self) -> bool:
+        """Whether no load was found that is too high: a workload too short to fill the fleet."""
+        return self.load is not None and all(run.load <= self.load for run in self.tried)
+
 
 def find_capacity(start: float, attempt: Callable[[float], Summary]) -> Capacity:
     """Go from `start` up or down until the answer lies between two loads, then bisect, on a logarithmic scale."""

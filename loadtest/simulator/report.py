@@ -1,7 +1,7 @@
 """Shows what was found: a table, JSON or Markdown. Knows rich; computes means and intervals, nothing else."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import sqrt
@@ -18,21 +18,22 @@ from loadtest.simulator.summary import Summary
 
 # Two-sided 95 % of Student's t by degrees of freedom; beyond, that of the last.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-_COLUMNS = (
-    ("attained %", "attainment", 100, 1),
-    ("good/s", "goodput_per_s", 1, 2),
-    ("hit %", "hit_ratio", 100, 1),
-    ("TTFT p50", "ttft_ms_p50", 1, 0),
-    ("p90", "ttft_ms_p90", 1, 0),
-    ("p99", "ttft_ms_p99", 1, 0),
-    ("TPOT p50", "tpot_ms_p50", 1, 0),
-    ("p90", "tpot_ms_p90", 1, 0),
-    ("p99 ms", "tpot_ms_p99", 1, 0),
-    ("imbalance", "imbalance", 1, 2),
-    ("evicted", "evictions", 1, 0),
-    ("preempted", "preemptions", 1, 0),
+Column = tuple[str, tuple[str, ...], float, int]
+"""Header, names of the numbers in a cell, their scale and digits."""
+_SERVED: tuple[Column, ...] = (
+    ("attained %", ("attainment",), 100, 1),
+    ("hit %", ("hit_ratio",), 100, 1),
+    ("TTFT ms p50/90/99", ("ttft_ms_p50", "ttft_ms_p90", "ttft_ms_p99"), 1, 0),
+    ("TPOT p50/90/99", ("tpot_ms_p50", "tpot_ms_p90", "tpot_ms_p99"), 1, 0),
 )
-_PIPE_WIDTH = 180  # a file or a pipe has no edge to wrap at
+_FLEET: tuple[Column, ...] = (
+    ("good/s", ("goodput_per_s",), 1, 2),
+    ("imbalance", ("imbalance",), 1, 2),
+    ("evicted", ("evictions",), 1, 0),
+    ("preempted", ("preemptions",), 1, 0),
+)
+_ADAPTERS: tuple[Column, ...] = (("adapter loads", ("adapter_loads",), 1, 0),)
+_PIPE_WIDTH = 120  # a file or a pipe has no edge to wrap at
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +56,15 @@ def show(found: Sequence[Found], limits: Mapping[str, Bounds], format: str) -> N
     console = Console(width=None if Console().is_terminal else _PIPE_WIDTH)
     for name, group in groupby(found, key=lambda each: each.task.name):
         rows = list(group)
-        lines = [_cells(each, rows[0]) for each in rows]
+        served, fleet = ([cells(each, rows[0]) for each in rows] for cells in (_served_cells, _fleet_cells))
         title = f"{name}: {rows[0].task.scenario.about}"
         if format == "markdown":
-            print("\n".join(_markdown(title, _headers(rows[0]), lines, _limits(limits[name]))))
+            headers = [*_served_headers(rows[0]), *_fleet_headers(rows[0])]
+            print("\n".join(_markdown(title, headers, map(list.__add__, served, fleet), _limits(limits[name]))))
         else:
-            console.print(_table(title, _headers(rows[0]), lines, _limits(limits[name])))
+            console.print(_table(title, _served_headers(rows[0]), served, ""))
+            named = [[cells[0], *more] for cells, more in zip(served, fleet, strict=True)]
+            console.print(_table("", ["policy", *_fleet_headers(rows[0])], named, _limits(limits[name])))
 
 
 def row(found: Found, limits: Bounds) -> dict[str, Any]:
@@ -74,7 +78,11 @@ def row(found: Found, limits: Bounds) -> dict[str, Any]:
         attempts = [
             {"load": run.load, "attainment": run.attainment, "is_aborted": run.is_aborted} for run in found.runs
         ]
-        found_load = {"capacity": found.capacity.load, "load_unit": task.scenario.load_unit}
+        found_load = {
+            "capacity": found.capacity.load,
+            "is_at_least": found.capacity.is_least,
+            "load_unit": task.scenario.load_unit,
+        }
         return named | found_load | numbers | {"hit_ratio_at_70_percent": calm, "tried": attempts} | bounds
     columns = [_flat(run) for run in found.runs]
     intervals = {name: interval([column[name] for column in columns]) for name in columns[0]}
@@ -103,35 +111,57 @@ def _flat(run: Summary) -> dict[str, float]:
     return told | latencies
 
 
-def _headers(found: Found) -> list[str]:
-    unit, shared = found.task.scenario.load_unit, [header for header, *_ in _columns(found)]
-    if found.capacity is not None:
-        return ["policy", f"capacity {unit}", "vs first", *shared, "hit % at 70 %"]
-    return ["policy", f"load {unit}", *shared, "attained vs first"]
+def _served_headers(found: Found) -> list[str]:
+    unit, is_search = found.task.scenario.load_unit, found.capacity is not None
+    first = [f"capacity {unit}", "x first"] if is_search else [f"load {unit}", "points on first"]
+    return ["policy", *first, *(header for header, *_ in _SERVED)]
 
 
-def _columns(found: Found) -> tuple[tuple[str, str, float, int], ...]:
-    """Header, name of the number, its scale and digits."""
-    return _COLUMNS if found.task.scenario.adapters is None else (*_COLUMNS, ("adapter loads", "adapter_loads", 1, 0))
+def _fleet_headers(found: Found) -> list[str]:
+    return [*(header for header, *_ in _fleet_columns(found)), *(["hit % at 70 %"] if found.task.is_calm_too else [])]
 
 
-def _cells(found: Found, first: Found) -> list[str]:
+def _fleet_columns(found: Found) -> tuple[Column, ...]:
+    return _FLEET if found.task.scenario.adapters is None else _FLEET + _ADAPTERS
+
+
+def _served_cells(found: Found, first: Found) -> list[str]:
+    runs = _shown(found)
     if found.capacity is None:
         against = "" if found is first else paired(found.runs, first.runs).show(100, 1)
-        return [found.task.policy, f"{found.task.load:g}", *_numbers(found, found.runs), against]
-    load, best = found.capacity.load, found.capacity.best
-    if load is None or best is None:
-        return [found.task.policy, "none", *[""] * (len(_headers(found)) - 2)]
+        return [found.task.policy, f"{found.task.load:g}", against, *_cells(_SERVED, runs)]
+    if found.capacity.load is None:
+        return [found.task.policy, "none", "", *[""] * len(_SERVED)]
     base = first.capacity.load if first.capacity is not None else None
-    against = f"{load / base:.2f}" if base else ""
-    calm = "" if found.calm is None else f"{found.calm.hit_ratio * 100:.1f}"
-    return [found.task.policy, f"{load:.3g}", against, *_numbers(found, (best,)), calm]
+    against = f"{found.capacity.load / base:.2f}" if base else ""
+    sign = ">" * found.capacity.is_least
+    return [found.task.policy, f"{sign}{found.capacity.load:.3g}", against, *_cells(_SERVED, runs)]
 
 
-def _numbers(found: Found, runs: Sequence[Summary]) -> Iterator[str]:
+def _fleet_cells(found: Found, first: Found) -> list[str]:
+    runs, columns = _shown(found), _fleet_columns(found)
+    calm = [""] if found.calm is None else [f"{found.calm.hit_ratio * 100:.1f}"]
+    return [*(_cells(columns, runs) if runs else [""] * len(columns)), *(calm if found.task.is_calm_too else [])]
+
+
+def _shown(found: Found) -> Sequence[Summary]:
+    """The run at capacity, where that was searched; else every seed's."""
+    if found.capacity is None:
+        return found.runs
+    return () if found.capacity.best is None else (found.capacity.best,)
+
+
+def _cells(columns: Sequence[Column], runs: Sequence[Summary]) -> list[str]:
+    """Means; where a cell has one number only, with its interval."""
     rows = [_flat(run) for run in runs]
-    for _, name, scale, digits in _columns(found):
-        yield interval([row[name] for row in rows]).show(scale, digits)
+    cells = []
+    for _, names, scale, digits in columns:
+        values = [interval([row[name] for row in rows]) for name in names]
+        if len(values) == 1:
+            cells.append(values[0].show(scale, digits))
+        else:
+            cells.append("/".join(f"{value.mean * scale:.{digits}f}" for value in values))
+    return cells
 
 
 def _limits(limits: Bounds) -> str:
@@ -143,8 +173,9 @@ def _limits(limits: Bounds) -> str:
     return " ".join(told)
 
 
-def _table(title: str, headers: Sequence[str], lines: Sequence[Sequence[str]], caption: str) -> Table:
-    table = Table(headers[0], title=title, caption=caption, title_justify="left", caption_justify="left")
+def _table(title: str, headers: Sequence[str], lines: Iterable[Sequence[str]], caption: str) -> Table:
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+    table.add_column(headers[0], no_wrap=True)
     for header in headers[1:]:
         table.add_column(header, justify="right")
     for line in lines:
@@ -152,7 +183,7 @@ def _table(title: str, headers: Sequence[str], lines: Sequence[Sequence[str]], c
     return table
 
 
-def _markdown(title: str, headers: Sequence[str], lines: Sequence[Sequence[str]], caption: str) -> Iterator[str]:
+def _markdown(title: str, headers: Sequence[str], lines: Iterable[Sequence[str]], caption: str) -> Iterator[str]:
     yield f"\n### {title}\n"
     for line in (headers, ["---", *["---:"] * (len(headers) - 1)], *lines):
         yield f"| {' | '.join(line)} |"

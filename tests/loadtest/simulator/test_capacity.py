@@ -55,6 +55,11 @@ def test_it_finds_the_knee_wherever_it_is(knee: float) -> None:
     assert len(fleet.tried) == len(set(fleet.tried)) <= 6 + abs(math.log(knee, 1.25))
 
 
+def test_a_workload_too_short_to_fill_the_fleet_gives_a_least_capacity() -> None:
+    assert find_capacity(1.0, Fleet(math.inf).attempt).is_least
+    assert not find_capacity(1.0, Fleet(3.0).attempt).is_least
+
+
 def test_a_fleet_that_serves_nothing_has_no_capacity() -> None:
     found = find_capacity(1.0, Fleet(1e-9).attempt)
     assert found.load is None
