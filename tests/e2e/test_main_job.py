@@ -113,7 +113,7 @@ def test_models_are_listed_and_found(client: openai.OpenAI) -> None:
             "messages",
         ),
         (
-            b'{"model": "%s", "n": 3, "messages": [{"role": "user", "content": "x"}]}' % MODEL.encode(),
+            b'{"model": "%s", "n": 99, "messages": [{"role": "user", "content": "x"}]}' % MODEL.encode(),
             400,
             "n",
         ),

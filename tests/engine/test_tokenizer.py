@@ -229,3 +229,22 @@ def test_special_tokens_are_shown_to_whoever_asks_and_have_bytes(tiny: Tokenizer
     assert "".join(streamed(tiny.decoder(), ends)) == "a"
     assert "".join(streamed(tiny.decoder(skip_special_tokens=False), ends)) == "<|im_end|>a"
     assert tiny.token_bytes(ends[0]) == b"<|im_end|>"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_the_real_template_is_rendered_as_transformers_renders_it(real: Tokenizer, add_generation_prompt: bool) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    turns = [
+        {"role": "system", "content": "Be <brief> & kind."},
+        {"role": "user", "content": " Hello!\n"},
+        {"role": "assistant", "content": "Hi é"},
+        {"role": "user", "content": "Bye"},
+    ]
+    served = real.served()
+    special = {name: served[name] for name in ("bos_token", "eos_token")}
+    for messages in (turns, turns[1:], turns[1:2]):
+        variables = {"add_generation_prompt": add_generation_prompt, **special}
+        texts = render_jinja_template([messages], chat_template=served["chat_template"], **variables)[0]
+        assert real.render_chat(messages, add_generation_prompt=add_generation_prompt) == texts[0]
