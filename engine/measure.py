@@ -69,7 +69,7 @@ def measure(job: Job) -> Figures:
         dtype=job.dtype,
         four_bit=job.four_bit,
         threads=job.threads,
-        max_num_seqs=max(*job.batches, 8),
+        max_num_seqs=max([*job.batches, 8]),
         kv_cache_gib=1.0,
         max_model_len=longest + job.num_answer_tokens,
     )

@@ -85,9 +85,11 @@ class CpuAttention:
                 few += _queries(span, index, window)
             index += span.num_queries
         groups = in_groups(few, num_heads)
-        return cls(tuple(RowAttention.of(group, cache, num_heads) for group in groups), tuple(many))
+        return cls(tuple(RowAttention.of(group, index, cache, num_heads) for group in groups), tuple(many))
 
     def __call__(self, layer: int, queries: Tensor, fresh: Tensor) -> Tensor:
+        if len(self.few) == 1 and self.few[0].queries is None:
+            return self.few[0].find(layer, queries)
         attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for group in self.few:
             group.attend(layer, queries, attended)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import pad, silu
 
 from engine.model.attention import Paging
 from engine.model.config import ModelConfig
@@ -43,7 +43,8 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """`frequencies` are those of the rotary positions; `dtype` is what the matrices compute in."""
+    """`frequencies` are those of the rotary positions; `dtype` is what the matrices compute in, `least_rows` the number
+    of rows below which they gain nothing by having fewer."""
 
     config: ModelConfig
     dtype: torch.dtype
@@ -52,6 +53,7 @@ class Decoder:
     norm: RmsNorm
     head: Linear
     frequencies: Tensor
+    least_rows: int = 1
 
     @property
     def device(self) -> torch.device:
@@ -61,13 +63,16 @@ class Decoder:
         """[tokens] ids at [tokens] positions -> [tokens, hidden] final states, float32; their KV is in the cache
         then."""
         rotation = Rotation.of(positions, self.frequencies)
-        hidden = self.embedding(tokens)
+        num_tokens = len(tokens)
+        # Rows that stand for no token, so that the matrices need not add them each for itself.
+        hidden = pad(self.embedding(tokens), (0, 0, 0, max(0, self.least_rows - num_tokens)))
+        real = hidden[:num_tokens]
         for index, layer in enumerate(self.layers):
             normed = layer.attention_norm(hidden).to(self.dtype)
-            hidden += self._attention(index, layer, normed, rotation, paging, deltas)
+            real += self._attention(index, layer, normed, rotation, paging, deltas)
             normed = layer.feed_forward_norm(hidden).to(self.dtype)
-            hidden += self._feed_forward(index, layer, normed, deltas)
-        return self.norm(hidden)
+            hidden += self._feed_forward(index, layer, normed, num_tokens, deltas)
+        return self.norm(real)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocabulary], float32."""
@@ -76,14 +81,16 @@ class Decoder:
     def _attention(
         self, index: int, layer: Layer, normed: Tensor, rotation: Rotation, paging: Paging, deltas: Deltas | None
     ) -> Tensor:
+        """[rows, hidden] -> [tokens, hidden]"""
         config = self.config
-        projected = layer.qkv(normed)
+        num_tokens = len(rotation.cos)
+        projected = layer.qkv(normed)[:num_tokens]
         num_queries, num_keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         if deltas is not None:
             parts = torch.split(projected, [num_queries, num_keys, num_keys], dim=-1)
             for part, name in zip(parts, PROJECTIONS[:3], strict=True):
-                deltas(part, normed, index, name)
-        heads = projected.float().view(len(normed), -1, config.head_dim)
+                deltas(part, normed[:num_tokens], index, name)
+        heads = projected.float().view(num_tokens, -1, config.head_dim)
         self._norm_heads(layer, heads)
         rotation.turn_(heads[:, : config.num_heads + config.num_kv_heads])
         dtype = paging.cache.blocks.dtype
@@ -102,13 +109,14 @@ class Decoder:
         queries.copy_(layer.query_norm(queries))
         keys.copy_(layer.key_norm(keys))
 
-    def _feed_forward(self, index: int, layer: Layer, normed: Tensor, deltas: Deltas | None) -> Tensor:
+    def _feed_forward(self, index: int, layer: Layer, normed: Tensor, num_tokens: int, deltas: Deltas | None) -> Tensor:
+        """[rows, hidden] -> the same"""
         gate, up = layer.gate_up(normed).chunk(2, dim=-1)
         if deltas is not None:
-            deltas(gate, normed, index, "gate_proj")
-            deltas(up, normed, index, "up_proj")
+            deltas(gate[:num_tokens], normed[:num_tokens], index, "gate_proj")
+            deltas(up[:num_tokens], normed[:num_tokens], index, "up_proj")
         inner = silu(gate).mul_(up)
         output = layer.down(inner)
         if deltas is not None:
-            deltas(output, inner, index, "down_proj")
+            deltas(output[:num_tokens], inner[:num_tokens], index, "down_proj")
         return output

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 # The kernels of packed matrices reach memory's speed with four rows, not with one.
-_LEAST_ROWS = 4
+LEAST_ROWS = 4
 # Up to so many rows, four-bit products are faster than packed ones; then those are limited by memory no more.
 _MOST_FOUR_BIT_ROWS = 4
 # PyTorch's four-bit kernel wants matrices of whole tiles, and takes the middle of 0 to 15 as its zero.
@@ -46,10 +46,10 @@ class Packed:
         """[rows, in] of any float type -> [rows, out] of `dtype`."""
         num_rows = len(inputs)
         inputs = inputs.to(self.dtype)
-        if num_rows < _LEAST_ROWS:
-            inputs = pad(inputs, (0, 0, 0, _LEAST_ROWS - num_rows))
+        if num_rows < LEAST_ROWS:
+            inputs = pad(inputs, (0, 0, 0, LEAST_ROWS - num_rows))
         product: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.weight, self.bias, "none", [], "")
-        return product if num_rows >= _LEAST_ROWS else product[:num_rows]
+        return product if num_rows >= LEAST_ROWS else product[:num_rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder, Layer
 from engine.model.embedding import Embedding, MappedEmbedding, TableEmbedding
 from engine.model.layers import RmsNorm, rotary_frequencies
-from engine.model.linear import FourBitMatrix, Linear, can_be_four_bit, four_bit_linear, linear_of
+from engine.model.linear import LEAST_ROWS, FourBitMatrix, Linear, Packed, can_be_four_bit, four_bit_linear, linear_of
 from engine.model.placement import FourBits
 from engine.model.weights import EMBEDDINGS, HEAD, NORM, ROPE_FACTORS, layer_prefix
 
@@ -76,6 +76,7 @@ class _Source:
             norm=self._norm(NORM),
             head=head,
             frequencies=rotary_frequencies(config.rope, config.head_dim, factors, self.device),
+            least_rows=LEAST_ROWS if isinstance(layers[0].qkv, Packed) else 1,
         )
 
     def layer(self, index: int) -> Layer:

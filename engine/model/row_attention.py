@@ -34,9 +34,10 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class RowAttention:
-    """`queries` [rows] are tokens of the batch. `scores` [rows, heads, keys] shows the values of `pattern`."""
+    """`queries` [rows] are tokens of the batch; None stands for all, in order. `scores` [rows, heads, keys] shows the
+    values of `pattern`."""
 
-    queries: Tensor
+    queries: Tensor | None
     pattern: Tensor
     scores: Tensor
     places: Tensor
@@ -46,7 +47,9 @@ class RowAttention:
     values: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, queries: List[Query], cache: KVCache, num_heads: int) -> Self:
+    def of(cls, queries: List[Query], num_tokens: int, cache: KVCache, num_heads: int) -> Self:
+        """Of a batch of `num_tokens`."""
+        indices = [query.index for query in queries]
         first = min(query.first for query in queries) // cache.block_size
         num_keys = max(query.last for query in queries) - first * cache.block_size
         places = _places(queries, first, num_keys, cache, num_heads)
@@ -58,7 +61,7 @@ class RowAttention:
         pattern = _sparse(ends, places.view(-1), (num_rows, num_columns))
         rows = [cache.rows(layer) for layer in range(cache.blocks.shape[1])]
         return cls(
-            queries=torch.tensor([query.index for query in queries]),
+            queries=None if indices == list(range(num_tokens)) else torch.tensor(indices),
             pattern=pattern,
             scores=pattern.values().view(len(queries), num_heads, num_keys),
             places=places.view(-1),
@@ -70,27 +73,30 @@ class RowAttention:
 
     def attend(self, layer: int, queries: Tensor, attended: Tensor) -> None:
         """Reads its rows of `queries` [tokens, heads, head_dim] and writes those of `attended`."""
-        chosen = queries.index_select(0, self.queries)
-        scale = chosen.shape[2] ** -0.5
+        assert self.queries is not None
+        attended.index_copy_(0, self.queries, self.find(layer, queries.index_select(0, self.queries)))
+
+    def find(self, layer: int, queries: Tensor) -> Tensor:
+        """For its own rows alone, each [rows, heads, head_dim]."""
+        scale = queries.shape[2] ** -0.5
         # What stood there counts nothing, but it must be finite: so nothing is added in place below.
         torch.sparse.sampled_addmm(
-            self.pattern, chosen.flatten(0, 1), self.keys[layer], beta=0.0, alpha=scale, out=self.pattern
+            self.pattern, queries.flatten(0, 1), self.keys[layer], beta=0.0, alpha=scale, out=self.pattern
         )
         scores = self.scores if self.mask is None else self.scores + self.mask
-        weights = scores.softmax(dim=-1).view(-1)
         found = torch.embedding_bag(
             self.values[layer],
             self.places,
             self.ends,
             mode=0,
-            per_sample_weights=weights,
+            per_sample_weights=scores.softmax(dim=-1).view(-1),
             include_last_offset=True,
         )[0]
-        attended.index_copy_(0, self.queries, found.view(chosen.shape))
+        return found.view(queries.shape)
 
 
 def in_groups(queries: List[Query], num_heads: int) -> list[list[Query]]:
-    """Like lengths together, so that little is padded."""
+    """Like lengths together, so that little is padded; in each, in the batch's order."""
     groups: list[list[Query]] = []
     useful = padding = 0
     for query in sorted(queries, key=_length, reverse=True):
@@ -101,7 +107,11 @@ def in_groups(queries: List[Query], num_heads: int) -> list[list[Query]]:
         groups[-1].append(query)
         useful += _length(query) * num_heads
         padding += short
-    return groups
+    return [sorted(group, key=_index) for group in groups]
+
+
+def _index(query: Query) -> int:
+    return query.index
 
 
 def _length(query: Query) -> int:
