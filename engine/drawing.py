@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from xxhash import xxh3_64_intdigest
 
-from engine.logits import Row
+from engine.logits import Row, indices_on
 from engine.sampling import Sampling
 
 # A nucleus is looked for among so many of the likeliest tokens before the whole vocabulary is sorted.
@@ -37,7 +37,7 @@ def draw(logits: Tensor, rows: List[Row]) -> list[int]:
         return _draw_cut(logits, uniform, samplings)
     tokens = _draw_whole(logits, uniform)
     if cut:
-        places = _on(logits, cut)
+        places = indices_on(logits, cut)
         drawn = _draw_cut(logits[places], uniform[places], [samplings[index] for index in cut])
         for index, token in zip(cut, drawn, strict=True):
             tokens[index] = token
@@ -80,7 +80,7 @@ def _draw_cut(logits: Tensor, uniform: Tensor, samplings: List[Sampling]) -> lis
         beyond = [place for place, whole in enumerate(is_whole) if not whole]
         if not beyond or num_candidates >= logits.shape[1]:
             break
-        left, places = [left[place] for place in beyond], _on(logits, beyond)
+        left, places = [left[place] for place in beyond], indices_on(logits, beyond)
         logits, uniform = logits[places], uniform[places]
     return tokens
 
@@ -104,7 +104,7 @@ class _Nucleus:
         total = values.logsumexp(dim=-1, keepdim=True)
         free = [index for index, sampling in enumerate(samplings) if sampling.top_k is None]
         if free:
-            places = _on(logits, free)
+            places = indices_on(logits, free)
             total[places] = logits[places].double().logsumexp(dim=-1, keepdim=True)
         return cls(tokens, (values - total).exp(), _column([sampling.top_p for sampling in samplings], values))
 
@@ -132,10 +132,6 @@ def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
 
 def _below(values: Tensor) -> Tensor:
     return torch.nextafter(values, torch.zeros_like(values))
-
-
-def _on(like: Tensor, values: List[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=like.device)
 
 
 def _column(values: List[float], like: Tensor) -> Tensor:

@@ -37,12 +37,17 @@ def adjust(logits: Tensor, rows: List[Row]) -> None:
 def logprobs_of(logits: Tensor, token_ids: List[int], num_top: List[int]) -> list[TokenLogprobs]:
     """For each row of [rows, vocabulary] its token's logprob, and those of its `num_top` likeliest tokens."""
     logprobs = logits.log_softmax(dim=-1)
-    chosen = logprobs.gather(1, _on(logits, token_ids)[:, None]).squeeze(1).tolist()
+    chosen = logprobs.gather(1, indices_on(logits, token_ids)[:, None]).squeeze(1).tolist()
     values, tokens = (found.tolist() for found in logprobs.topk(min(max(num_top), logits.shape[1]), dim=-1))
     return [
         TokenLogprobs(token_id, chosen[row], tuple(zip(tokens[row][:count], values[row][:count], strict=True)))
         for row, (token_id, count) in enumerate(zip(token_ids, num_top, strict=True))
     ]
+
+
+def indices_on(like: Tensor, values: List[int]) -> Tensor:
+    """To index `like` with, on its device."""
+    return torch.tensor(values, dtype=torch.int64, device=like.device)
 
 
 def _penalise(logits: Tensor, rows: List[Row]) -> None:
@@ -101,14 +106,10 @@ def _mask(logits: Tensor, rows: List[Row]) -> None:
     if masked:
         bits = np.stack([mask for _, mask in masked]).view(np.uint8)
         allowed = np.unpackbits(bits, axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)
-        indices = _on(logits, [index for index, _ in masked])
+        indices = indices_on(logits, [index for index, _ in masked])
         logits[indices] = logits[indices].masked_fill(~torch.from_numpy(allowed).to(logits.device), float("-inf"))
 
 
 def _places(logits: Tensor, rows: List[int], token_ids: List["np.ndarray[tuple[int], np.dtype[np.int64]]"]) -> Tensor:
     starts = np.repeat(np.array(rows) * logits.shape[1], [len(each) for each in token_ids])
     return torch.from_numpy(starts + np.concatenate(token_ids)).to(logits.device)
-
-
-def _on(like: Tensor, values: List[int]) -> Tensor:
-    return torch.tensor(values, device=like.device)

@@ -6,12 +6,11 @@ Knows logits, chunks and each sequence's sampling. Must not know the model, how 
 from collections.abc import Iterator
 from collections.abc import Sequence as List
 
-import torch
 from torch import Tensor
 
 from engine.batch import Chunk
 from engine.drawing import draw
-from engine.logits import Row, adjust, logprobs_of
+from engine.logits import Row, adjust, indices_on, logprobs_of
 from engine.sampling import Result, Sampled, TokenLogprobs
 
 
@@ -23,7 +22,7 @@ def sample(logits: Tensor, chunks: List[Chunk]) -> list[Result]:
         return _plainly(logits, chunks, num_rows)
     told = _prompt_logprobs(logits, chunks)
     if told:
-        logits = logits[_on(logits, _sampling_rows(chunks))]
+        logits = logits[indices_on(logits, _sampling_rows(chunks))]
     sampled = iter(_sample_rows(logits, [chunk for chunk in chunks if chunk.samples]))
     chosen = [next(sampled) if chunk.samples else None for chunk in chunks]
     return [_with_prompt(each, told[index]) if index in told else each for index, each in enumerate(chosen)]
@@ -89,7 +88,7 @@ def _sample_rows(logits: Tensor, chunks: List[Chunk]) -> Iterator[Sampled | int]
     ]
     telling = [index for index, row in enumerate(rows) if row.sequence.request.sampling.num_top_logprobs is not None]
     # Before they are adjusted: what is told are the model's own probabilities.
-    untouched = logits[_on(logits, telling)] if telling else logits
+    untouched = logits[indices_on(logits, telling)] if telling else logits
     adjust(logits, rows)
     tokens = _choose(logits, rows)
     num_top = [rows[index].sequence.request.sampling.num_top_logprobs or 0 for index in telling]
@@ -115,11 +114,7 @@ def _choose(logits: Tensor, rows: List[Row]) -> list[int]:
         return draw(logits, rows)
     tokens: list[int] = logits.argmax(dim=-1).tolist()
     if drawn:
-        chosen = draw(logits[_on(logits, drawn)], [rows[index] for index in drawn])
+        chosen = draw(logits[indices_on(logits, drawn)], [rows[index] for index in drawn])
         for index, token in zip(drawn, chosen, strict=True):
             tokens[index] = token
     return tokens
-
-
-def _on(like: Tensor, values: List[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=like.device)

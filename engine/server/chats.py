@@ -68,9 +68,10 @@ class Planner:
         structure = await self._structure(asked, None)
         head = Head(f"cmpl-{secrets.token_hex(12)}", "text_completion", asked.model, int(time.time()))
         groups: list[list[Run]] = []
-        for prompt in prompts_of(asked.prompt, "prompt"):
-            add_special_tokens = asked.add_special_tokens is not False
-            tokens = await self.prompts.of_text(prompt, "prompt", add_special_tokens=add_special_tokens)
+        prompts = prompts_of(asked.prompt, "prompt", num_choices=asked.num_choices)
+        add_special_tokens = asked.add_special_tokens is not False
+        encoded = await self.prompts.of_texts(prompts, "prompt", add_special_tokens=add_special_tokens)
+        for prompt, tokens in zip(prompts, encoded, strict=True):
             sampling = sampling_of(asked, len(tokens), self.limits)
             first = len(groups) * asked.num_choices
             choices = [self._completion_choice(asked, first + i, prompt, tokens) for i in range(asked.num_choices)]

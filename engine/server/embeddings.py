@@ -48,7 +48,8 @@ class Embedder:
         if asked.dimensions not in (None, self.size):
             raise bad_request(f"dimensions: this model's vectors have {self.size}, and no other number", "dimensions")
         prompts = prompts_of(asked.input, "input")
-        requests = [self._request(asked, arrival, await self.prompts.of_text(prompt, "input")) for prompt in prompts]
+        encoded = await self.prompts.of_texts(prompts, "input")
+        requests = [self._request(asked, arrival, tokens) for tokens in encoded]
         try:
             return requests, await side_by_side([self._vector(request) for request in requests])
         except EngineError as error:

@@ -13,7 +13,7 @@ from engine.server.errors import bad_request
 from engine.transfer import KvTransferParams
 
 MAX_TOP_LOGPROBS = 20
-MAX_PROMPTS = 1024
+MAX_ANSWERS = 1024
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 _Count = Annotated[int, Meta(ge=1)]
@@ -178,16 +178,17 @@ GenerationRequest = ChatRequest | CompletionRequest
 Prompt = str | list[int]
 
 
-def prompts_of(given: str | list[Any], param: str) -> list[Prompt]:
-    """Text, token ids, or a list of either. Raises ApiError (400)."""
+def prompts_of(given: str | list[Any], param: str, *, num_choices: int = 1) -> list[Prompt]:
+    """Text, token ids, or a list of either, each to be answered `num_choices` times. Raises ApiError (400)."""
     if isinstance(given, str):
         return [given]
     if not given:
         raise bad_request(f"{param} is empty", param)
     if not isinstance(given[0], str | list):
         return [_token_ids(given, param)]
-    if len(given) > MAX_PROMPTS:
-        raise bad_request(f"{param} holds {len(given)} prompts; at most {MAX_PROMPTS} fit in one request", param)
+    if len(given) * num_choices > MAX_ANSWERS:
+        asked = f"{param} asks for {len(given)} times {num_choices} answers"
+        raise bad_request(f"{asked}; one request gets {MAX_ANSWERS} answers at most", param)
     return [
         prompt if isinstance(prompt, str) else _token_ids(prompt, f"{param}[{index}]")
         for index, prompt in enumerate(given)

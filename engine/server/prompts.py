@@ -4,10 +4,10 @@ Knows the tokenizer and which variables a template must not be given. Must not k
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.server.errors import bad_request
 from engine.server.openai import ChatRequest, Prompt, TokenizeRequest
@@ -15,6 +15,7 @@ from engine.tokenizer import PromptError, Tokenizer
 
 # Below this, tokenizing takes less than the hop to a thread is worth.
 _INLINE_CHARS = 8 << 10
+_T = TypeVar("_T")
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 
@@ -33,10 +34,25 @@ class Prompts:
 
     async def of_text(self, prompt: Prompt, param: str, *, add_special_tokens: bool = True) -> list[int]:
         """Raises ApiError (400)."""
-        if isinstance(prompt, list):
-            return self._checked(prompt, param)
-        encode = partial(self.tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
-        return self._checked(await _translated(_off_loop(encode, len(prompt)), param), param)
+        (token_ids,) = await self.of_texts([prompt], param, add_special_tokens=add_special_tokens)
+        return token_ids
+
+    async def of_texts(
+        self, prompts: Sequence[Prompt], param: str, *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Raises ApiError (400)."""
+
+        def encode() -> list[list[int]]:
+            return [
+                self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+                if isinstance(prompt, str)
+                else prompt
+                for prompt in prompts
+            ]
+
+        num_chars = sum(len(prompt) for prompt in prompts)
+        encoded = await _translated(_off_loop(encode, num_chars), param)
+        return [self._checked(token_ids, param) for token_ids in encoded]
 
     def _checked(self, token_ids: list[int], param: str) -> list[int]:
         if not token_ids:
@@ -46,12 +62,12 @@ class Prompts:
         return token_ids
 
 
-async def _off_loop(work: Callable[[], list[int]], num_chars: int) -> list[int]:
+async def _off_loop(work: Callable[[], _T], num_chars: int) -> _T:
     """On a thread when the text is long."""
     return work() if num_chars < _INLINE_CHARS else await asyncio.to_thread(work)
 
 
-async def _translated(encoding: Awaitable[list[int]], param: str) -> list[int]:
+async def _translated(encoding: Awaitable[_T], param: str) -> _T:
     """Raises ApiError (400) naming `param` for a PromptError."""
     try:
         return await encoding

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from engine.server.errors import ApiError
-from engine.server.openai import MAX_PROMPTS, prompts_of
+from engine.server.openai import MAX_ANSWERS, prompts_of
 from tests.engine.server.bodies import chat
 
 
@@ -22,7 +22,7 @@ def test_prompts_come_in_any_of_their_forms(given: Any, meant: list[str | list[i
     assert prompts_of(given, "prompt") == meant
 
 
-@pytest.mark.parametrize("given", [[], [1, "a"], [1.5], [-1], [None], [[["a"]]], [2**32], ["a"] * (MAX_PROMPTS + 1)])
+@pytest.mark.parametrize("given", [[], [1, "a"], [1.5], [-1], [None], [[["a"]]], [2**32], ["a"] * (MAX_ANSWERS + 1)])
 def test_other_prompts_are_refused_by_name(given: Any) -> None:
     with pytest.raises(ApiError) as caught:
         prompts_of(given, "input")
@@ -35,3 +35,9 @@ def test_usage_is_wanted_only_if_asked_for() -> None:
         False,
         True,
     ]
+
+
+def test_no_more_answers_than_one_request_may_have() -> None:
+    assert len(prompts_of(["a"] * 8, "prompt", num_choices=MAX_ANSWERS // 8)) == 8
+    with pytest.raises(ApiError, match="answers at most"):
+        prompts_of(["a"] * 8, "prompt", num_choices=MAX_ANSWERS // 8 + 1)
