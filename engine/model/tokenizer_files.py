@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from engine.model.config import gguf_eos_token_ids
 from engine.model.fields import ModelError, read_json_object
@@ -21,9 +21,12 @@ from engine.model.gguf import MetaValue
 # GGUF's numbers for what a token is.
 _CONTROL, _USER_DEFINED = 3, 4
 
-_LLAMA_3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Llama 3 keeps up to three digits together, Qwen none.
+_LLAMA_3_WORDS, _QWEN_2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+    + digits
+    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for digits in (r"\p{N}{1,3}", r"\p{N}")
 )
 
 
@@ -116,6 +119,8 @@ def _gguf_tokenizer(
         raise ModelError(f"GGUF metadata: tokenizer.ggml.pre = {name!r} is not supported (only {known})")
     words = _WORDS[name]
     tokenizer = tokenizers.Tokenizer(_gguf_bpe(metadata, tokens, words.ignore_merges))
+    if words.normalizer is not None:
+        tokenizer.normalizer = words.normalizer
     tokenizer.pre_tokenizer = words.split
     tokenizer.decoder = decoders.ByteLevel()
     _add_special_tokens(tokenizer, metadata, tokens)
@@ -181,6 +186,12 @@ class _Words:
     split: pre_tokenizers.PreTokenizer
     ignore_merges: bool = False
     adds_bos: bool = False
+    normalizer: normalizers.Normalizer | None = None
+
+
+def _split_by(words: str) -> pre_tokenizers.PreTokenizer:
+    bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(words), "isolated"), bytes_alone])
 
 
 # By GGUF's name for them (tokenizer.ggml.pre).
@@ -191,14 +202,6 @@ _WORDS = {
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
     ),
-    "llama-bpe": _Words(
-        pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(_LLAMA_3_WORDS), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        ),
-        ignore_merges=True,
-        adds_bos=True,
-    ),
+    "llama-bpe": _Words(_split_by(_LLAMA_3_WORDS), ignore_merges=True, adds_bos=True),
+    "qwen2": _Words(_split_by(_QWEN_2_WORDS), normalizer=normalizers.NFC()),
 }

@@ -9,7 +9,7 @@ from engine.model.fields import ModelError
 from engine.model.gguf import GgufFile, MetaValue
 from engine.model.tokenizer_files import read_folder, read_gguf
 from tests.engine.model.gguf_writer import write_gguf
-from tests.engine.model.tiny_tokenizer import METADATA, TEMPLATE, TOKENS
+from tests.engine.model.tiny_tokenizer import MERGES, METADATA, TEMPLATE, TOKENS
 
 
 def metadata(folder: Path, **changed: object) -> dict[str, MetaValue]:
@@ -58,11 +58,32 @@ def test_llama_3_takes_whole_words_of_its_vocabulary_without_merging(tmp_path: P
     assert pieces(smollm, "wo") == ["w", "o"]
 
 
+def test_qwen_takes_digits_one_by_one_and_composes_letters_first(tmp_path: Path) -> None:
+    qwen = read_gguf(metadata(tmp_path, pre="qwen2")).tokenizer
+    assert pieces(qwen, "hello 12") == ["hello", "Ġ", "1", "2"]
+    assert pieces(qwen, "e\u0301") == pieces(qwen, "\u00e9") == ["Ã", "©"]
+    llama = read_gguf(metadata(tmp_path, pre="llama-bpe", add_bos_token=False)).tokenizer
+    assert pieces(llama, "e\u0301") != pieces(llama, "\u00e9")
+    assert pieces(llama, "hello 12")[-1] == "12"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text", ["I'm 12345, you're not", "naïve cafe\u0301  \n\n x", "日本の首都は東京です", "a\t\tb !?"]
+)
+def test_qwen_s_words_are_those_of_transformers(tmp_path: Path, text: str) -> None:
+    from transformers import Qwen2Tokenizer
+
+    vocabulary = {token: index for index, token in enumerate(TOKENS)}
+    theirs = Qwen2Tokenizer(vocab=vocabulary, merges=[tuple(merge.split()) for merge in MERGES])
+    assert read_gguf(metadata(tmp_path, pre="qwen2")).tokenizer.encode(text).ids == theirs.encode(text)
+
+
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
         ({"model": "llama"}, r"tokenizer\.ggml\.model = 'llama' is not supported"),
-        ({"pre": "qwen2"}, r"tokenizer\.ggml\.pre = 'qwen2' is not supported \(only gpt-2, llama-bpe, smollm\)"),
+        ({"pre": "falcon"}, r"tokenizer\.ggml\.pre = 'falcon' is not .* \(only gpt-2, llama-bpe, qwen2, smollm\)"),
         ({"pre": None}, r"tokenizer\.ggml\.pre = None"),
         ({"tokens": None}, r"tokenizer\.ggml\.tokens is not a list of strings"),
         ({"merges": 3}, r"tokenizer\.ggml\.merges is not a list of strings"),
