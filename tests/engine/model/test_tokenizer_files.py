@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +76,8 @@ def test_qwen_s_words_are_those_of_transformers(tmp_path: Path, text: str) -> No
     from transformers import Qwen2Tokenizer
 
     vocabulary = {token: index for index, token in enumerate(TOKENS)}
-    theirs = Qwen2Tokenizer(vocab=vocabulary, merges=[tuple(merge.split()) for merge in MERGES])
+    pairs: Any = [tuple(merge.split()) for merge in MERGES]
+    theirs = Qwen2Tokenizer(vocab=vocabulary, merges=pairs)
     assert read_gguf(metadata(tmp_path, pre="qwen2")).tokenizer.encode(text).ids == theirs.encode(text)
 
 
