@@ -16,7 +16,6 @@ from router.heads import (
     H,
     KnownHeads,
     RequestHead,
-    keep_alive_s,
     learn_answer,
     learn_request,
 )
@@ -398,15 +397,3 @@ def test_a_spoiled_head_is_recognised_only_where_the_parser_takes_it(
     found = find(known, bytes(spoiled))
     if found is not None:
         check_ends_with_its_body(Parsed(is_request=True).feed(bytes(spoiled[: found.body_at])), found.length)
-
-
-@pytest.mark.parametrize(
-    ("value", "idle_s"),
-    [("timeout=5", 4.0), ("timeout=10, max=100", 8.0), ("max=3, timeout=0", 0.0), ("max=3", None), ("timeout=x", None)],
-)
-def test_a_server_says_how_long_its_connections_may_idle(value: str, idle_s: float | None) -> None:
-    data = b"HTTP/1.1 200 OK\r\nkeep-alive: %s\r\ncontent-length: 0\r\n\r\n" % value.encode()
-    found = answers().find(data)
-    assert found is not None
-    assert found.head.idle_s == idle_s == keep_alive_s((("x", "timeout=1"), ("keep-alive", value)))
-    assert keep_alive_s(()) is None

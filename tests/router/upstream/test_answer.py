@@ -265,3 +265,15 @@ def test_a_sink_that_aborts_is_told_nothing_more(form: str, when: str) -> None:
     hearing.sink.on_each = lambda word: hearing.exchange.abort() if word == when else None
     hearing.read(*reads)
     assert hearing.sink.heard == ["head", "body"][: 1 + (when == "body")]
+
+
+@pytest.mark.parametrize(
+    ("value", "idle_s"),
+    [("timeout=5", 4.0), ("timeout=10, max=100", 8.0), ("max=3, timeout=0", 0.0), ("max=3", None), ("timeout=x", None)],
+)
+def test_an_answer_says_how_long_its_connection_may_idle(value: str, idle_s: float | None) -> None:
+    fields = b"keep-alive: %s\r\n" % value.encode()
+    assert sized(1, fields).answer.idle_s == idle_s
+    assert chunked(b"HTTP/1.1 200 OK\r\n%stransfer-encoding: chunked\r\n\r\n" % fields).answer.idle_s == idle_s
+    parsed = Hearing(ParsedAnswer).read(b"HTTP/1.1 200 OK\r\n%scontent-length: 1\r\n\r\na" % fields)
+    assert parsed.answer.idle_s == idle_s
