@@ -66,6 +66,18 @@ def ratios(rows: list[Row]) -> list[Ratio]:
     return found
 
 
+def ratios_in(rows: list[Row], dtype: str) -> list[Ratio]:
+    """Of dense weights in one format, whatever the answers: to be shown beside."""
+    dense = [row for row in rows if row.contender.dtype == dtype and row.contender.four_bit == "never"]
+    ours = [row for row in dense if row.contender.name == OURS]
+    return [
+        Ratio(what, theirs.contender.name, ours[0].speeds[what] / speed)
+        for theirs in dense
+        if theirs.contender.name != OURS and ours
+        for what, speed in theirs.speeds.items()
+    ]
+
+
 def four_bit_gain(rows: list[Row]) -> float | None:
     """Of our four-bit weights over our bfloat16, at batch 1."""
     ours = {row.contender.four_bit != "never": row for row in rows if row.contender.name == OURS and _is_short(row)}

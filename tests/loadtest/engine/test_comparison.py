@@ -1,6 +1,6 @@
 import pytest
 
-from loadtest.engine.comparison import Ratio, four_bit_gain, ratios, rows_of
+from loadtest.engine.comparison import Ratio, four_bit_gain, ratios, ratios_in, rows_of
 from loadtest.engine.engines import Contender
 from loadtest.engine.job import Figures
 
@@ -51,6 +51,17 @@ def test_a_peer_that_is_never_right_is_not_compared() -> None:
         {contender("transformers"): figures(10), contender("vllm"): figures(1, 9), contender("pointsman"): figures(20)}
     )
     assert {ratio.peer for ratio in ratios(rows)} == {"transformers"}
+
+
+def test_one_format_is_compared_whatever_the_answers() -> None:
+    measured = {
+        contender("transformers"): figures(10),
+        contender("transformers", "bfloat16"): figures(20, answer=3),
+        contender("pointsman", "bfloat16"): figures(50, answer=2),
+        contender("pointsman", "bfloat16", "small"): figures(90),
+    }
+    assert [ratio.ratio for ratio in ratios_in(rows_of(measured), "bfloat16")] == [2.5, 2.5, 1.0]
+    assert ratios_in(rows_of(measured), "float32") == []
 
 
 def test_four_bits_are_compared_with_our_bfloat16() -> None:
