@@ -106,6 +106,7 @@ class _Run:
             setup.policy,
             setup.seed + number,
             lambda job, lease: self._send(station, job, lease),
+            self._close,
             workload.block_size,
             setup.profile.kv_capacity_tokens // workload.block_size,
             workload.adapters,
@@ -177,11 +178,9 @@ class _Run:
     def _check_first_token(self, job: Job) -> None:
         if not _is_in_time(job):
             self._miss(job)
-        if job.is_refused:
-            self._close(job)
 
     def _close(self, job: Job) -> None:
-        """One request less is open; after the last the polls would go on for ever."""
+        """Answered or refused: one request less is open; after the last the polls would go on for ever."""
         self.num_open -= 1
         if job.on_answer is not None:
             job.on_answer()

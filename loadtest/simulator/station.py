@@ -31,7 +31,8 @@ SWEEP_S = 1.0
 
 @dataclass(eq=False, slots=True)
 class Station:
-    """`send(job, lease)` is called once a job has its place, `before_look()` before the fleet is looked at."""
+    """`send(job, lease)` is called once a job has its place, `refused(job)` once it is told that it gets none, and
+    `before_look()` before the fleet is looked at."""
 
     loop: VirtualLoop
     registry: Registry
@@ -39,6 +40,7 @@ class Station:
     queue: LocalQueue
     caches: Caches
     send: Callable[[Job, Lease], None]
+    refused: Callable[[Job], None]
     pool: Pool = field(init=False)
     before_look: Callable[[], None] = field(default=lambda: None)
     _members: dict[str, Member] = field(init=False)
@@ -82,6 +84,7 @@ class Station:
             lease = await self.queue.place(self._demand(job))
         except PointsmanError:
             job.is_refused = True
+            self.refused(job)
             return
         job.replica_id, job.num_matched_tokens = lease.replica.id, lease.decision.matched_tokens
         self.send(job, lease)
@@ -107,6 +110,7 @@ def open_station(
     policy: str,
     seed: int,
     send: Callable[[Job, Lease], None],
+    refused: Callable[[Job], None],
     block_size: int,
     num_blocks: int,
     adapters: Sequence[str] = (),
@@ -133,7 +137,7 @@ def open_station(
     identity = Identity(_cards(adapters), block_size, num_blocks=num_blocks)
     for spec in specs:
         registry.adopt(Sighting(spec, None, ReplicaState.READY, True, 0.0, 0.0, identity), None)
-    return Station(loop, registry, placement, queue, caches, send)
+    return Station(loop, registry, placement, queue, caches, send, refused)
 
 
 @dataclass(frozen=True, slots=True)

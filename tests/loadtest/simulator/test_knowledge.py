@@ -41,7 +41,7 @@ class Rig:
         self.first_token_s = 0.0
 
     def station(self, seed: int) -> Station:
-        return open_station(self.loop, ["r"], "pointsman", seed, lambda *_: None, BLOCK_SIZE, 64)
+        return open_station(self.loop, ["r"], "pointsman", seed, lambda *_: None, lambda _: None, BLOCK_SIZE, 64)
 
     def notice(self) -> None:
         self.first_token_s = self.loop.now

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from loadtest.simulator import station
 from loadtest.simulator.job import Job
 from loadtest.simulator.knowledge import Knowledge
 from loadtest.simulator.profile import profile
@@ -107,6 +108,19 @@ def test_a_run_that_cannot_attain_any_more_stops() -> None:
 
 def test_a_run_that_attains_is_the_same_whether_or_not_it_may_stop() -> None:
     assert seen(simulate(setup(), min_attainment=0.9)) == seen(simulate(setup()))
+
+
+@pytest.mark.parametrize("max_wait_s", [0.2, 30.0])
+def test_who_is_refused_early_or_late_is_counted_and_the_run_ends(
+    max_wait_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(station, "MAX_WAIT_S", max_wait_s)
+    monkeypatch.setattr(station, "MAX_IN_FLIGHT", 1)
+    finished = simulate(setup("least-request", num_replicas=1, load=30.0, num_requests=400))
+    refused = [job for job in finished.jobs if job.is_refused]
+    assert 0 < len(refused) < 400
+    assert all(is_answered(job) != job.is_refused for job in finished.jobs)
+    assert not any(job.meets_slo for job in refused)
 
 
 def test_progress_goes_from_nothing_to_near_one() -> None:
