@@ -169,10 +169,6 @@ class BlockPool:
             if (prefix.block if medium is Medium.GPU else prefix.host_block) is not None:
                 yield prefix
 
-    def prefix_of(self, block: int) -> Prefix | None:
-        """What a block is published as; None for a block id that is not in use, or private."""
-        return self._prefixes[block] if 0 <= block < self.num_blocks else None
-
     def forget_adapter(self, adapter_load: int) -> None:
         """No tier serves what that adapter computed; who holds its blocks keeps them to itself."""
         for prefix in [prefix for prefix in self._by_hash.values() if prefix.scope.adapter_load == adapter_load]:

@@ -1,11 +1,11 @@
 """A prompt's KV from the engine that computed it to the one that decodes, over TCP, block by block.
 
-Knows block ids, tokens and a small wire. Must not know tensors, HTTP, or what is done with the KV afterwards. What
-cannot be had is no error: the prompt is computed then.
+Knows block ids, tokens and the order of a conversation. Must not know tensors, how frames are written, HTTP, or what is
+done with the KV afterwards. What cannot be had is no error: the prompt is computed then.
 
-The asker sends one frame, the other side one frame and then the blocks' bytes; a frame is a msgpack map behind its
-length (u32, big-endian). A block is handed out only if it holds the very tokens that are asked for, under the same
-adapter and salt: block ids are reused, and 64 bits of hash may collide.
+The asker sends one frame, the other side one frame and then the blocks' bytes. A block is handed out only if it holds
+the very tokens that are asked for, under the same adapter and salt: block ids are reused, and 64 bits of hash may
+collide.
 """
 
 import asyncio
@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
 
+from engine.kv_wire import Ask, KvTransferParams, Prompt, Reply, receive, send
 from engine.loop import EngineError, EngineLoop
 from engine.prefixes import Prefix, Scope
 from engine.stats import TransferStats
@@ -29,50 +28,11 @@ from pointsman.blockhash import block_hashes
 
 log = logging.getLogger(__name__)
 
-_MOST_FRAME_BYTES = 64 << 20
 # So much is read and sent in one go: a step between two of them is not held up.
 _GROUP_BYTES = 4 << 20
 _TIMEOUT_S = 30.0
 # Addresses that nobody can call.
 _EVERYWHERE = ("", "0.0.0.0", "::")
-
-
-class KvTransferParams(Struct, frozen=True, kw_only=True):
-    """vLLM's `kv_transfer_params`. With `do_remote_decode` the KV is kept to be fetched; with `do_remote_prefill` it is
-    to be fetched as the other fields say."""
-
-    do_remote_decode: bool = False
-    do_remote_prefill: bool = False
-    remote_engine_id: str | None = None
-    remote_block_ids: list[int] | None = None
-    remote_host: str | None = None
-    remote_port: int | None = None
-
-
-class Prompt(Struct, frozen=True):
-    """Whose KV it is about. `tokens` are little-endian u32; `adapter_digest` is of the adapter's weights."""
-
-    tokens: bytes
-    adapter: str | None = None
-    adapter_digest: int = 0
-    salt: str | None = None
-
-
-class _Ask(Struct, frozen=True):
-    """For the blocks `first` and later of the prompt. `format` names model, block size and number format."""
-
-    engine_id: str
-    format: str
-    prompt: Prompt
-    first: int
-    block_ids: list[int]
-
-
-class _Reply(Struct, frozen=True):
-    """So many of the blocks follow; `reason` says why not all."""
-
-    num_blocks: int
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +45,6 @@ class KvMemory:
     read: Callable[[List[int]], memoryview]
     write: Callable[[List[int], bytearray], None]
     flush: Callable[[], None]
-
-
-_Frame = TypeVar("_Frame", bound=Struct)
 
 
 @dataclass(eq=False, slots=True)
@@ -160,19 +117,19 @@ class KvTransfer:
         try:
             prompt = self._prompt(tokens[: len(table) * self._block_size], scope)
             block_ids = (params.remote_block_ids or [])[first : len(table)]
-            ask = _Ask(params.remote_engine_id or "", self.memory().format, prompt, first, block_ids)
+            ask = Ask(params.remote_engine_id or "", self.memory().format, prompt, first, block_ids)
             num_got = await self._receive(params, ask, table[first:])
         finally:
             num_got = await asyncio.shield(self.engine.call(partial(self._settle, place, num_got, tokens, scope)))
         return num_got
 
-    async def _receive(self, params: KvTransferParams, ask: _Ask, blocks: list[int]) -> int:
+    async def _receive(self, params: KvTransferParams, ask: Ask, blocks: list[int]) -> int:
         """Into `blocks`, from the first on; how many of them are filled."""
         reader, writer = await asyncio.open_connection(params.remote_host, params.remote_port, limit=_GROUP_BYTES)
         memory = self.memory()
         try:
-            _send(writer, ask)
-            reply = await _receive(reader, _Reply)
+            send(writer, ask)
+            reply = await receive(reader, Reply)
             if reply.reason:
                 log.warning("KV of %s:%s: %s", params.remote_host, params.remote_port, reply.reason)
             for group in _groups(blocks[: reply.num_blocks], memory.bytes_per_block):
@@ -185,7 +142,7 @@ class KvTransfer:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                ask = await _receive(reader, _Ask)
+                ask = await receive(reader, Ask)
                 start_s = time.monotonic()
                 await self._send_blocks(ask, writer)
                 self.stats.sent_s += time.monotonic() - start_s
@@ -195,16 +152,16 @@ class KvTransfer:
         finally:
             writer.close()
 
-    async def _send_blocks(self, ask: _Ask, writer: asyncio.StreamWriter) -> None:
+    async def _send_blocks(self, ask: Ask, writer: asyncio.StreamWriter) -> None:
         memory = self.memory()
         if ask.engine_id != self.engine_id:
-            return _send(writer, _Reply(0, "the engine was started anew since"))
+            return send(writer, Reply(0, "the engine was started anew since"))
         if ask.format != memory.format:
-            return _send(writer, _Reply(0, f"its KV is {memory.format}, ours {ask.format}"))
+            return send(writer, Reply(0, f"its KV is {memory.format}, ours {ask.format}"))
         blocks = await self.engine.call(partial(self._hold, ask))
         try:
             reason = "" if len(blocks) == len(ask.block_ids) else "some of it is there no more"
-            _send(writer, _Reply(len(blocks), reason))
+            send(writer, Reply(len(blocks), reason))
             for group in _groups(blocks, memory.bytes_per_block):
                 writer.write(await asyncio.to_thread(memory.read, group))
                 await writer.drain()
@@ -220,7 +177,7 @@ class KvTransfer:
         hashes = block_hashes(tokens, pool.block_size, adapter=scope.adapter, salt=scope.salt)
         return pool.match(hashes, tokens, scope)
 
-    def _hold(self, ask: _Ask) -> list[int]:
+    def _hold(self, ask: Ask) -> list[int]:
         """Those of the blocks, from the first on, that still hold what is asked for; held."""
         pool = self.engine.core.scheduler.pool
         tokens, scope = _tokens(ask.prompt.tokens), self._scope(ask.prompt)
@@ -299,15 +256,3 @@ def _groups(blocks: List[int], bytes_per_block: int) -> Iterator[List[int]]:
 
 def _tokens(content: bytes) -> list[int]:
     return array("I", content).tolist()
-
-
-def _send(writer: asyncio.StreamWriter, frame: Struct) -> None:
-    content = msgspec.msgpack.encode(frame)
-    writer.write(len(content).to_bytes(4, "big") + content)
-
-
-async def _receive(reader: asyncio.StreamReader, shape: type[_Frame]) -> _Frame:
-    num_bytes = int.from_bytes(await reader.readexactly(4), "big")
-    if num_bytes > _MOST_FRAME_BYTES:
-        raise ValueError(f"a frame of {num_bytes} bytes")
-    return msgspec.msgpack.decode(await reader.readexactly(num_bytes), type=shape)

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from engine.adapters import UnknownAdapter
+from engine.kv_wire import KvTransferParams
 from engine.prefixes import Scope
 from engine.sequence import Request
 from engine.server.errors import bad_request
-from engine.transfer import KvTransfer, KvTransferParams
+from engine.transfer import KvTransfer
 
 _FIELD = "kv_transfer_params"
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
+from engine.kv_wire import KvTransferParams
 from engine.prefixes import Change, Medium, Removed, Stored
 from engine.scheduler import Scheduler
 from engine.sequence import FinishReason, Output, Request
 from engine.server.fields import decode
 from engine.server.openai import CompletionRequest
-from engine.transfer import KvTransferParams
 from pointsman.v1 import common_pb2, engine_pb2
 
 _REASONS: Mapping[FinishReason, common_pb2.FinishReason] = {

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from engine.kv_wire import KvTransferParams
 from engine.server.errors import bad_request
-from engine.transfer import KvTransferParams
 
 MAX_TOP_LOGPROBS = 20
 MAX_ANSWERS = 1024

@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from engine.batch import Batch
+from engine.kv_wire import KvTransferParams
 from engine.loop import EngineLoop
 from engine.prefixes import NO_SCOPE, Medium, Scope
 from engine.sequence import Request
-from engine.transfer import KvMemory, KvTransfer, KvTransferParams
+from engine.transfer import KvMemory, KvTransfer
 from tests.engine.requests import BLOCK_SIZE, add_adapters, core, next_number, request, tokens_by
 
 BLOCK_BYTES = BLOCK_SIZE * 4

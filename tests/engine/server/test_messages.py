@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 
 from engine.blocks import BlockPool
+from engine.kv_wire import KvTransferParams
 from engine.prefixes import NO_SCOPE, Cleared, Medium, Removed, Stored
 from engine.server import messages
 from engine.server.errors import ApiError
-from engine.transfer import KvTransferParams
 from pointsman.blockhash import block_hashes
 from pointsman.v1 import common_pb2, engine_pb2
 
@@ -20,7 +20,7 @@ def held(num_chains: int, num_blocks: int) -> list[Stored]:
         table = pool.allocate(num_blocks)
         for index, block_hash in enumerate(block_hashes(tokens, 1)):
             pool.publish(table, index, block_hash, tokens, NO_SCOPE)
-        prefixes = [prefix for block in table if (prefix := pool.prefix_of(block)) is not None]
+        prefixes = [prefix for prefix in pool.held(Medium.GPU) if prefix.block in table]
         chains.append(Stored(prefixes, Medium.GPU))
     return chains
 
