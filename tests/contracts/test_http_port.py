@@ -113,6 +113,17 @@ async def test_pipelined_requests_are_answered_in_order(rigs: Rigs) -> None:
     assert [model["id"] for model in json.loads(bodies[1])["data"]] == ["m"]
 
 
+async def test_very_many_requests_that_are_answered_at_once_come_in_one_read(rigs: Rigs) -> None:
+    """The fault: each answer began the next request from within itself, up to Python's limit of depth."""
+    rig = await rigs.open()
+    rig.station.gate.drain()
+    client = await rig.connect()
+    number = 2000
+    client.send(chat_request(chat_body()) * number)
+    await client.answer(number - 1)
+    assert {answer.status for answer in client.answers} == {503}
+
+
 async def test_pipelined_requests_are_served_one_at_a_time(rigs: Rigs) -> None:
     rig = await rigs.open()
     client = await rig.connect()
