@@ -54,6 +54,23 @@ def test_traces_are_merged_by_time_and_share_nothing(tmp_path: Path) -> None:
     assert len({arrival.ask.prompt.block_hashes[0] for arrival in workload.arrivals}) == 2
 
 
+def test_what_a_router_recorded_is_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.jsonl"
+    rows = [
+        {"at_s": 1000.0, "prompt_tokens": 40, "output_tokens": 3, "block_size": 16, "block_hashes": [2**64 - 1, 5]},
+        {"at_s": 1002.5, "prompt_tokens": 33, "output_tokens": 0, "block_size": 16, "block_hashes": [2**64 - 1, 6]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    workload = replayed(Replay((str(path),)), PROFILE, seed=0)
+    first, second = workload.arrivals
+    assert workload.block_size == 16
+    assert second.at_s - first.at_s == pytest.approx(2.5)
+    assert [each.ask.prompt.num_tokens for each in (first, second)] == [40, 33]
+    assert first.ask.prompt.block_hashes[0] == second.ask.prompt.block_hashes[0]
+    assert first.ask.prompt.block_hashes[1] != second.ask.prompt.block_hashes[1]
+    assert [each.ask.num_output_tokens for each in (first, second)] == [3, 1]
+
+
 def test_seconds_cut_and_copies_are_other_users(tmp_path: Path) -> None:
     path = written(tmp_path, [(0, 512, [1]), (5000, 512, [1]), (50_000, 512, [1])])
     workload = replayed(Replay((path,), seconds=10.0, copies=3), PROFILE, seed=0)
