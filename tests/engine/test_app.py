@@ -1,10 +1,13 @@
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.app import StartError, build, listen
+from engine.adapters import AdapterError
+from engine.app import StartError, build, listen, serve
 from engine.config import EngineConfig
 from engine.model.fields import ModelError
 from engine.model.placement import PlacementError
@@ -118,3 +121,27 @@ def test_each_phase_of_the_start_is_timed(model: Path) -> None:
 def test_four_bits_without_bfloat16_are_refused(model: Path) -> None:
     with pytest.raises(PlacementError, match="need a cpu and bfloat16"):
         build(config(model, four_bit="small"))
+
+
+def test_an_adapter_that_cannot_be_read_stops_the_start_with_its_name(model: Path) -> None:
+    with pytest.raises(AdapterError, match=r"/nowhere/adapter_config\.json: cannot be read"):
+        build(config(model, lora=("blue=/nowhere",)))
+
+
+async def test_a_taken_grpc_or_kv_port_stops_the_start(model: Path) -> None:
+    with listen("127.0.0.1", 0) as taken, listen("127.0.0.1", 0) as http:
+        taken.listen()
+        port = taken.getsockname()[1]
+        for settings, what in ({"grpc_port": port}, "gRPC"), ({"kv_transfer_port": port}, "KV"):
+            parts = build(config(model, **settings))
+            with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{port} for {what}"):
+                await serve(parts, http)
+            parts.service.engine.stop("the test is over")
+            assert await asyncio.to_thread(parts.service.engine.join, 10)
+
+
+async def test_events_at_an_address_that_cannot_be_had_stop_the_start(model: Path, tmp_path: Path) -> None:
+    events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{tmp_path}/no/folder"}
+    parts = build(config(model, kv_events_config=json.dumps(events)))
+    with listen("127.0.0.1", 0) as http, pytest.raises(StartError, match="--kv-events-config: endpoint ipc:"):
+        await serve(parts, http)
