@@ -74,8 +74,9 @@ class Shown(AbstractContextManager["Shown"]):
         """How far the run under way is; a search takes several."""
         if self._bar is None or self._line is None:
             return
-        before = list(self._shares).index(task)
-        self._bar.update(self._line, completed=before + share, description=f"{task.name} {task.policy}")
+        self._shares[task] = share
+        done = sum(self._shares.values())
+        self._bar.update(self._line, completed=done, description=f"{task.name} {task.policy}")
 
     def __enter__(self) -> "Shown":
         if self._bar is not None:

@@ -54,7 +54,9 @@ def find_all(tasks: Sequence[Task], num_processes: int, tell: Callable[[Task, fl
     """Results as they come; `tell` is told of each task how far it is."""
     if num_processes == 1:
         for task in tasks:
-            yield find(task, partial(tell, task))
+            found = find(task, partial(tell, task))
+            tell(task, 1.0)
+            yield found
         return
     with ProcessPoolExecutor(num_processes) as pool:
         futures = {pool.submit(find, task): task for task in tasks}
