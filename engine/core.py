@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
+from engine.adapters import Adapter
 from engine.batch import Batch, Chunk
 from engine.prefixes import Change
 from engine.sampling import Pooled, Pooling, Result, Sampled, TokenLogprobs
@@ -44,10 +45,17 @@ class EngineCore:
         """Whether there is something to compute now."""
         return not self.is_asleep and self.scheduler.num_waiting + self.scheduler.num_running > 0
 
-    def add(self, request: Request, text: TextStream | None = None, structure: Structure | None = None) -> None:
-        """Queues a request; without `text`, its outputs carry token ids only. Raises ValueError if it can
-        never fit the KV cache, its adapter is not loaded, or its id is in use."""
-        self.scheduler.add(request).structure = structure
+    def add(
+        self,
+        request: Request,
+        text: TextStream | None = None,
+        structure: Structure | None = None,
+        adapter: Adapter | None = None,
+    ) -> None:
+        """Queues a request; without `text`, its outputs carry token ids only. `adapter` is what the scheduler's `check`
+        gave, if it was asked. Raises ValueError if it can never fit the KV cache, its adapter is not loaded, or its id
+        is in use."""
+        self.scheduler.add(request, adapter).structure = structure
         if text is not None:
             self._texts[request.id] = text
 

@@ -126,10 +126,11 @@ class EngineLoop:
             raise EngineError("the engine sleeps; POST /wake_up", is_stopped=True)
         if request.id in self._streams:
             raise ValueError(f"a request {request.id} is open already")
-        self.core.scheduler.check(request)
+        # What it names now is what it gets, though it may be unloaded before the next step.
+        adapter = self.core.scheduler.check(request)
         stream = OutputStream(request.id, self)
         self._streams[request.id] = stream
-        self._commands.put(partial(self._add, request, text, structure))
+        self._commands.put(partial(self.core.add, request, text, structure, adapter))
         return stream
 
     async def call(self, function: Callable[[], T]) -> T:
@@ -167,13 +168,6 @@ class EngineLoop:
     def _close_stream(self, stream: OutputStream) -> None:
         if self._streams.pop(stream.request_id, None) is not None:
             self._commands.put(partial(self.core.abort, stream.request_id))
-
-    def _add(self, request: Request, text: TextStream | None, structure: Structure | None) -> None:
-        try:
-            self.core.add(request, text, structure)
-        except ValueError as error:
-            # Its adapter went between the check and now, say.
-            self._to_event_loop(partial(self._deliver, [_ended(request.id, FinishReason.ERROR, str(error))]))
 
     def _answer(self, answer: "asyncio.Future[T]", function: Callable[[], T]) -> None:
         try:

@@ -13,7 +13,7 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from itertools import count
 
-from engine.adapters import AdapterSlots
+from engine.adapters import Adapter, AdapterSlots
 from engine.batch import Batch, Chunk
 from engine.blocks import BlockPool
 from engine.drafts import Drafting
@@ -73,21 +73,22 @@ class Scheduler:
         running = (sequence.num_uncomputed for sequence in list(self._running))
         return waiting + sum(tokens for tokens in running if tokens > 1)
 
-    def check(self, request: Request) -> None:
-        """Raises ValueError for a request that this pool could never finish, or whose adapter is not loaded."""
+    def check(self, request: Request) -> Adapter | None:
+        """The adapter that it names. Raises ValueError for a request that this pool could never finish, UnknownAdapter
+        where the adapter is not loaded."""
         num_tokens = len(request.prompt) + request.sampling.max_tokens
         if self.pool.blocks_for(num_tokens) > self.pool.num_blocks:
             room = self.pool.num_blocks * self.pool.block_size
             raise ValueError(f"{num_tokens} tokens asked for, the KV cache holds {room}")
-        if request.adapter is not None:
-            self.adapters.find(request.adapter)
+        return None if request.adapter is None else self.adapters.find(request.adapter)
 
-    def add(self, request: Request) -> Sequence:
-        """Queues a request. Raises ValueError as `check` does, or if one of that id is queued."""
-        self.check(request)
+    def add(self, request: Request, adapter: Adapter | None = None) -> Sequence:
+        """Queues a request; `adapter` is what `check` gave for it, if it was checked before: it may be unloaded by now.
+        Raises ValueError as `check` does, or if one of that id is queued."""
+        if adapter is None:
+            adapter = self.check(request)
         if request.id in self._sequences:
             raise ValueError(f"a request {request.id} is open already")
-        adapter = None if request.adapter is None else self.adapters.find(request.adapter)
         sequence = Sequence(request, order=(request.priority, next(self._arrivals)), adapter=adapter)
         self._sequences[request.id] = sequence
         self._enqueue(sequence)

@@ -175,19 +175,22 @@ async def test_a_call_that_waits_when_the_engine_stops_is_told(steps: Steps) -> 
                 await answer
 
 
-async def test_an_adapter_that_went_while_its_request_was_on_its_way_ends_that_request_only(steps: Steps) -> None:
+async def test_a_request_whose_adapter_goes_before_its_first_step_has_it_still(steps: Steps) -> None:
     async with running(steps, num_slots=1) as engine:
+        adapters = engine.core.scheduler.adapters
         add_adapters(engine.core.scheduler, "a")
         with engine.submit(request(name="first")):
             await steps.next()
-            gone = asyncio.create_task(engine.call(lambda: engine.core.scheduler.adapters.remove("a")))
+            gone = asyncio.create_task(engine.call(partial(adapters.remove, "a")))
             await asyncio.sleep(0)
-            with engine.submit(request(name="late", adapter="a")) as late:
+            with engine.submit(request((1, 2), name="late", adapter="a", max_tokens=2)) as late:
                 steps.allow(10)
-                await gone
-                with pytest.raises(EngineError, match="the adapter a is not loaded"):
-                    await anext(late)
-        assert not engine.is_stopped
+                adapter = await gone
+                with pytest.raises(UnknownAdapter):
+                    engine.submit(request(adapter="a"))
+                assert await tokens(late) == [3, 4]
+        await engine.call(lambda: None)
+        assert repr(adapter) == "<Adapter a rank 8 in host memory 0 running gone>"
 
 
 async def test_an_id_that_is_open_is_not_taken_twice(steps: Steps) -> None:
