@@ -26,7 +26,7 @@ from engine.config import BLOCK_SIZE
 from engine.core import EngineCore
 from engine.loop import EngineLoop
 from engine.scheduler import Scheduler
-from engine.server.events import KvEventPublisher, KvEventsConfig
+from engine.server.events import EventsError, KvEventPublisher, KvEventsConfig
 from engine.server.http import Service
 from engine.tokenizer import Tokenizer
 from loadtest.errors import LoadError
@@ -88,7 +88,7 @@ def open_service(settings: ReplicaSettings) -> Service:
         kv_tokens // BLOCK_SIZE,
         BLOCK_SIZE,
         settings.host_tokens // BLOCK_SIZE,
-        records_changes=settings.kv_events_port is not None,
+        records_changes=settings.kv_events is not None,
     )
     scheduler = Scheduler(
         pool, engine_profile.max_num_seqs, engine_profile.max_num_batched_tokens, AdapterSlots(settings.adapter_slots)
@@ -106,12 +106,12 @@ def open_service(settings: ReplicaSettings) -> Service:
 
 
 async def serve(settings: ReplicaSettings) -> None:
-    """Until SIGTERM or SIGINT. Raises LoadError where the port cannot be had."""
+    """Until SIGTERM or SIGINT. Raises LoadError where an address cannot be had."""
     service, stopping = open_service(settings), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with AsyncExitStack() as opened:
-        if settings.kv_events_port is not None:
+        if settings.kv_events is not None:
             _publish(service, settings, opened)
         service.engine.start()
         runner = web.AppRunner(service.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
@@ -134,9 +134,11 @@ def _listen(settings: ReplicaSettings) -> socket.socket:
 
 
 def _publish(service: Service, settings: ReplicaSettings, opened: AsyncExitStack) -> None:
-    endpoint = f"tcp://{settings.host}:{settings.kv_events_port}"
-    asked = dumps({"enable_kv_cache_events": True, "endpoint": endpoint})
-    events = KvEventPublisher(KvEventsConfig.parse(asked), BLOCK_SIZE)
-    events.open()
+    asked = {"enable_kv_cache_events": True, "endpoint": settings.kv_events, "replay_endpoint": settings.kv_replay}
+    events = KvEventPublisher(KvEventsConfig.parse(dumps(asked)), BLOCK_SIZE)
+    try:
+        events.open()
+    except EventsError as error:
+        raise LoadError(str(error)) from None
     opened.enter_context(closing(events))
     service.engine.listeners.append(events.publish)

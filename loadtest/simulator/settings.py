@@ -64,14 +64,19 @@ class ReplicaSettings:
     kv_tokens: Annotated[int | None, About("tokens in the KV cache (default: the profile's)", at_least=16)] = None
     host_tokens: Annotated[int, About("tokens in the host tier", at_least=0)] = 0
     adapter_slots: Annotated[int, About("adapters that compute at a time", at_least=0)] = 0
-    kv_events_port: Annotated[int | None, About("tell of the cache there, as vLLM does", at_least=1, at_most=65535)] = (
-        None
-    )
+    kv_events: Annotated[
+        str | None, About("tell of the cache there, as vLLM does: tcp://*:5557 or ipc://PATH", metavar="ADDRESS")
+    ] = None
+    kv_replay: Annotated[str | None, About("and again on demand there", metavar="ADDRESS")] = None
 
 
 def check_replica(settings: ReplicaSettings) -> None:
-    """Raise UsageError for a value out of range."""
+    """Raise UsageError for a value out of range or an address that is none."""
     check_numbers(settings)
+    if settings.kv_replay is not None and settings.kv_events is None:
+        raise UsageError("--kv-replay: needs --kv-events")
+    if settings.kv_events is not None and not ("*" in settings.kv_events or settings.kv_events.startswith("ipc://")):
+        raise UsageError(f"--kv-events: {settings.kv_events!r} is no address to listen on: tcp://*:PORT or ipc://PATH")
 
 
 def check_sim(settings: SimSettings) -> None:
