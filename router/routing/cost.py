@@ -10,6 +10,7 @@ and the request's tokens; knows no other replica and chooses nothing.
     delay       a share of what our prefill delays each running decode
     reading     a share of what the reading of our KV adds to the steps of each running decode
     eviction    computing anew what our new blocks evict, as far as it is likely to be asked for again
+    copy        as much again and more for those of our new blocks that another replica holds already
     room        the share of the KV cache that we would fill and nobody else, for as long as we decode, the fuller it is
     lateness    what an SLO of the request would be missed by, weighed heavily
 
@@ -39,22 +40,37 @@ class Weights:
     delay: float = 0.05
     reading: float = 0.05
     eviction: float = 0.5
+    copy: float = 1.0
     room: float = 1.0
     mixing: float = 0.1
     lateness: float = 10.0
 
 
 class Need(msgspec.Struct, frozen=True, gc=False):
-    """What of a request its cost depends on; `num_output` tokens are expected."""
+    """What of a request its cost depends on; `num_output` tokens are expected, and `most_held` of the prompt's are
+    cached at the replica that holds most."""
 
     now: float
     prompt: Prompt
     num_output: float
+    most_held: int
     adapter: str | None = None
     slo: Slo | None = None
 
 
-TERMS = ("wait", "prefill", "adapter", "round_trip", "decode", "delay", "reading", "eviction", "room", "lateness")
+TERMS = (
+    "wait",
+    "prefill",
+    "adapter",
+    "round_trip",
+    "decode",
+    "delay",
+    "reading",
+    "eviction",
+    "copy",
+    "room",
+    "lateness",
+)
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
@@ -68,6 +84,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     delay: float
     reading: float
     eviction: float
+    copy: float
     room: float
     lateness: float
     own_prefill_s: float
@@ -87,6 +104,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
             + self.delay
             + self.reading
             + self.eviction
+            + self.copy
             + self.room
             + self.lateness
         )
@@ -130,6 +148,7 @@ def terms(need: Need, replica: Replica, token_s: float, num_matched: int, num_ho
         weights.delay * own_s * num_running,
         weights.reading * step.context_s * (num_tokens + 0.5 * num_output) * num_output * num_running,
         weights.eviction * own_s,
+        weights.copy * (need.most_held - num_matched) * token_s,
         weights.room * _room_s(need, replica, num_output * next_s),
         weights.lateness * _late_s(need, first_s, next_s) if need.slo is not None else 0.0,
         own_s,

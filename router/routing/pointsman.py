@@ -20,7 +20,7 @@ from router.routing.ring import affinity
 from router.steps import StepModel
 
 # Looked at closely: all of a fleet so small; else so many of those that seem best,
-FEW, MAX_BEST = 6, 5
+FEW, MAX_BEST = 16, 6
 # of so many that hold most, and so many in turn.
 MAX_HOLDERS, WINDOW = 16, 16
 # A learned speed within so much of the fleet's median counts as the median for our own tokens.
@@ -133,21 +133,22 @@ class Pointsman:
         return found
 
     def _weighed(self, demand: Demand, view: View, fleet: _Fleet, replicas: Sequence[Replica]) -> list[Option]:
-        need, found, weights = _need(demand, view), [], self.weights
         matches, device, prompt = view.matches, view.device_matches, demand.prompt
         block_size, shared, most = prompt.block_size, _shared_tokens(prompt), max(0, prompt.num_tokens - 1)
         guess_id, guess_tokens = self._guess(demand)
-        for replica in replicas:
-            if not self._may_take(demand, view.now, replica):
-                continue
-            id = replica.id
-            num_blocks = matches.get(id, 0)
-            # An engine computes at least the last token, whatever it has cached.
-            matched = min(num_blocks * block_size, most)
-            num_host = 0 if device is matches else (num_blocks - device.get(id, 0)) * block_size
-            counted = max(matched, shared, guess_tokens if id == guess_id else 0)
-            worth = terms(need, replica, fleet.token_s_of(replica), counted, num_host, weights)
-            found.append(Option(worth.total, replica, matched, worth))
+        free = [each for each in replicas if self._may_take(demand, view.now, each)]
+        # An engine computes at least the last token, whatever it has cached.
+        matched = [min(matches.get(each.id, 0) * block_size, most) for each in free]
+        counted = [
+            max(tokens, shared, guess_tokens if each.id == guess_id else 0)
+            for each, tokens in zip(free, matched, strict=True)
+        ]
+        need = _need(demand, view, max(counted, default=0))
+        found = []
+        for each, tokens, held in zip(free, matched, counted, strict=True):
+            num_host = 0 if device is matches else (matches.get(each.id, 0) - device.get(each.id, 0)) * block_size
+            worth = terms(need, each, fleet.token_s_of(each), held, num_host, self.weights)
+            found.append(Option(worth.total, each, tokens, worth))
         return found
 
     def _may_take(self, demand: Demand, now: float, replica: Replica) -> bool:
@@ -174,7 +175,8 @@ class Pointsman:
     def _fleet(self, demand: Demand, view: View) -> _Fleet:
         fleet = self._fleets.get(demand.pool.model)
         if fleet is None or fleet.replicas is not view.replicas:
-            fleet = _Fleet(view.replicas, {replica.id: replica for replica in view.replicas})
+            by_id = {replica.id: replica for replica in view.replicas}
+            fleet = _Fleet(view.replicas, by_id)
             self._fleets[demand.pool.model] = fleet
         if fleet.num_asked % MEDIAN_EVERY == 0:
             fleet.token_s = median([replica.step.token_s for replica in islice(view.replicas, WINDOW)])
@@ -214,8 +216,9 @@ class Pointsman:
         return f"<Pointsman {self.name} {len(self._sessions)} sessions>"
 
 
-def _need(demand: Demand, view: View) -> Need:
-    return Need(view.now, demand.prompt, view.expected_output_tokens, demand.adapter, demand.request.slo)
+def _need(demand: Demand, view: View, most_held: int) -> Need:
+    request = demand.request
+    return Need(view.now, demand.prompt, view.expected_output_tokens, most_held, demand.adapter, request.slo)
 
 
 def _half_step_s(prompt: Prompt, step: StepModel) -> float:

@@ -6,13 +6,19 @@ from router.core import Replica, Slo
 from router.routing.cost import HOST_SHARE, MOST_USED, TERMS, Need, Terms, Weights, terms, wait_s
 from tests.router.nouns import make_prompt, make_replica
 
-ALONE = Weights(decode=1.0, delay=1.0, reading=1.0, eviction=1.0, room=1.0, mixing=0.0, lateness=1.0)
+ALONE = Weights(decode=1.0, delay=1.0, reading=1.0, eviction=1.0, copy=1.0, room=1.0, mixing=0.0, lateness=1.0)
 
 
 def weigh(
-    replica: Replica, num_tokens: int = 1600, matched: int = 0, host: int = 0, output: float = 0.0, **need: object
+    replica: Replica,
+    num_tokens: int = 1600,
+    matched: int = 0,
+    host: int = 0,
+    output: float = 0.0,
+    most_held: int = 0,
+    **need: object,
 ) -> Terms:
-    asked = Need(10.0, make_prompt(num_tokens), output, **need)  # type: ignore[arg-type]
+    asked = Need(10.0, make_prompt(num_tokens), output, most_held, **need)  # type: ignore[arg-type]
     return terms(asked, replica, replica.step.token_s, matched, host, ALONE)
 
 
@@ -22,7 +28,7 @@ def test_the_total_is_the_sum_of_the_named_terms() -> None:
     found = weigh(busy, output=50.0, slo=Slo(0.1, 0.001))
     assert found.total == pytest.approx(sum(found.by_name.values()))
     assert list(found.by_name) == list(TERMS)
-    assert all(value > 0.0 for name, value in found.by_name.items() if name not in ("adapter", "round_trip"))
+    assert all(value > 0.0 for name, value in found.by_name.items() if name not in ("adapter", "round_trip", "copy"))
 
 
 def test_an_idle_replica_costs_the_prefill_and_the_decoding() -> None:
@@ -38,6 +44,7 @@ def test_an_idle_replica_costs_the_prefill_and_the_decoding() -> None:
         "delay": 0.0,
         "reading": 0.0,
         "eviction": found.own_prefill_s,
+        "copy": 0.0,
         "room": 0.0,
         "lateness": 0.0,
     }
@@ -48,6 +55,12 @@ def test_cached_tokens_are_not_computed_but_attended_to() -> None:
     found = weigh(replica, num_tokens=1600, matched=1200)
     assert found.own_prefill_s == pytest.approx(400 * (replica.step.token_s + replica.step.attention_s * 1400))
     assert found.own_prefill_s > replica.step.prefill_s(400, 400)
+
+
+def test_another_copy_of_what_somebody_holds_has_a_price() -> None:
+    replica = make_replica()
+    assert weigh(replica, matched=400, most_held=1200).copy == pytest.approx(800 * replica.step.token_s)
+    assert weigh(replica, matched=1200, most_held=1200).copy == 0.0
 
 
 def test_tokens_in_host_memory_cost_a_share_of_computing_them() -> None:
@@ -105,7 +118,7 @@ def test_an_adapter_that_is_not_there_is_loaded_and_all_that_run_there_wait_for_
     assert weigh(replica, adapter="x").adapter == 0.0
     assert weigh(replica, adapter="y").adapter == pytest.approx(3 * 0.5)
     mixing = replace(ALONE, mixing=0.1)
-    found = terms(Need(10.0, make_prompt(1600), 20.0, "y"), replica, replica.step.token_s, 0, 0, mixing)
+    found = terms(Need(10.0, make_prompt(1600), 20.0, 0, "y"), replica, replica.step.token_s, 0, 0, mixing)
     assert found.adapter == pytest.approx(3 * (0.5 + 0.1 * 20 * replica.step.decode_s(3, 1600)))
 
 

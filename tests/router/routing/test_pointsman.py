@@ -194,7 +194,7 @@ def test_what_open_requests_share_draws_when_the_cache_is_scarce() -> None:
 def test_a_hoped_for_latency_moves_a_request_that_would_miss_it() -> None:
     queued: dict[str, Any] = {"prefilling": 1, "in_flight": 1, "prefilling_s": 0.3, "prefilled_at": 0.3}
     fleet = [make_candidate("owner", 1600, **queued), make_candidate("idle")]
-    prompt, hasty = make_prompt(1800), Slo(ttft_s=0.38)
+    prompt, hasty = make_prompt(1800), Slo(ttft_s=0.365)
     assert chosen(fleet, prompt) == "owner"
     assert chosen(fleet, prompt, slo=Slo(ttft_s=5.0)) == "owner"
     assert chosen([make_candidate("owner", 1600, **queued), make_candidate("idle", 1104)], prompt) == "owner"
