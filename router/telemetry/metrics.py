@@ -36,7 +36,10 @@ class Counter:
         self._rows: dict[Labels, Count] = {}
 
     def row(self, labels: Labels = ()) -> Count:
-        return self._rows.setdefault(labels, Count())
+        row = self._rows.get(labels)
+        if row is None:
+            row = self._rows[labels] = Count()
+        return row
 
     def add(self, labels: Labels = (), amount: int = 1) -> None:
         self.row(labels).total += amount
@@ -77,7 +80,10 @@ class Histogram:
         self._rows: dict[Labels, Spread] = {}
 
     def row(self, labels: Labels = ()) -> Spread:
-        return self._rows.setdefault(labels, Spread())
+        row = self._rows.get(labels)
+        if row is None:
+            row = self._rows[labels] = Spread()
+        return row
 
     def observe(self, value_s: float, labels: Labels = ()) -> None:
         self.row(labels).observe(value_s)
