@@ -42,9 +42,11 @@ RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 NEIGHBOURS = {"router": {"pointsman"}, "engine": {"pointsman"}, "loadtest": {"pointsman"}, "pointsman": set[str]()}
 # Load tools that step the router's synchronous cores themselves; all else in `loadtest` speaks over the wire.
 WITH_ROUTER_CORES = {Path(f"loadtest/{name}.py") for name in ("micro", "micro_caches", "decisions")}
-ROUTER_CORES = {"core", "placement", "admission", "prefix", "replicas", "routing", "workers"}
+ROUTER_CORES = {"core", "steps", "placement", "admission", "prefix", "replicas", "routing", "workers"}
 # The simulator steps the engine's torch-free files as well, and what the router's composition root puts together.
 SIMULATOR = Path("loadtest/simulator")
+# The queue's load tests run it over a real Redis.
+ADMISSION = Path("loadtest/admission")
 # So does a benchmark of the engine's own Python.
 ENGINE_STEPS = Path("loadtest/engine_steps.py")
 SIMULATED = ROUTER_CORES | {"errors", "placement", "plugins", "ports"}
@@ -146,6 +148,7 @@ def test_streets_meet_only_in_the_contract() -> None:
         for name in {name.split(".")[0] for name in imported(tree(path))} & set(ROOTS) - {street} - NEIGHBOURS[street]
         if (path, name) not in {(allowed, "router") for allowed in WITH_ROUTER_CORES}
         and not (SIMULATOR in path.parents and name in {"router", "engine"})
+        and not (ADMISSION in path.parents and name == "router")
         and not (path == ENGINE_STEPS and name == "engine")
     ]
     assert not wrong
@@ -156,6 +159,11 @@ def test_load_tools_step_only_synchronous_cores() -> None:
         rooms = {name.split(".")[1] for name in imported(tree(path)) if name.startswith("router.")}
         assert rooms
         assert rooms <= ROUTER_CORES, f"{path} imports {rooms - ROUTER_CORES}"
+
+
+def test_load_tests_of_admission_know_the_queue_and_its_store_alone() -> None:
+    names = {name for path in files(ADMISSION) for name in imported(tree(path)) if name.startswith("router.")}
+    assert {name.split(".")[1] for name in names} <= {"admission", "core", "errors", "store"}
 
 
 def test_the_simulator_steps_synchronous_cores_without_tensors() -> None:

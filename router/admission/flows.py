@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from router.admission.pace import Pace
 from router.core import Standing
 
 Key = tuple[str, str]
@@ -27,6 +28,7 @@ class Flow:
     counter: float
     num_waiting: int = 0
     mean_output_tokens: float | None = None
+    pace: Pace = field(default_factory=Pace)
     crowds: dict[Any, None] = field(default_factory=dict)
 
     @property

@@ -1,4 +1,4 @@
-"""How fast a line moves. Knows the gaps between places given; knows nothing of who waits."""
+"""How fast a line moves, and how long its requests are served. Knows gaps and times; knows nothing of who waits."""
 
 from dataclasses import dataclass, field
 
@@ -37,3 +37,25 @@ class Pace:
         if self._mean_gap_s is None:
             return None
         return num_waiting * max(self._mean_gap_s, now - self._last_at)
+
+
+# Nineteen in twenty of exponential times are shorter than so many means.
+_LONG_MEANS = 3.0
+
+
+@dataclass(eq=False, slots=True)
+class Service:
+    """How long requests hold their place, in seconds; 0 while that is not known."""
+
+    mean_s: float = 0.0
+    _num_ended: int = field(default=0, init=False)
+
+    def ended(self, seconds: float) -> None:
+        """One was served to its end."""
+        self._num_ended += 1
+        self.mean_s += (seconds - self.mean_s) * max(_NEWEST_SHARE, 1.0 / self._num_ended)
+
+    @property
+    def long_s(self) -> float:
+        """What nearly all of them take at most."""
+        return _LONG_MEANS * self.mean_s

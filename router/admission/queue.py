@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from router.admission.bands import BandTerms
 from router.admission.displacing import Displaceable
 from router.admission.line import Line
-from router.admission.pace import Pace
+from router.admission.pace import Pace, Service
 from router.admission.ration import PoolRation, Ration
 from router.admission.tokens import actual_tokens, expected_tokens, learn_output, queued_tokens
 from router.admission.waiters import Waiter, standing_of
@@ -35,6 +35,7 @@ class _PoolLine:
     line: Line[Place]
     ration: PoolRation | None = None
     pace: Pace = field(default_factory=Pace)
+    service: Service = field(default_factory=Service)
     displaceable: Displaceable = field(default_factory=Displaceable)
     is_pump_due: bool = False
 
@@ -144,9 +145,14 @@ class LocalQueue:
     def _admit(self, queue: _PoolLine, demand: Demand, now: float) -> None:
         """Whether a newcomer may join the line; somebody of less right gives way where it is full."""
         if queue.pace.is_known and self.placer.has_ready(demand):
-            num_ahead = queue.line.num_ahead(standing_of(demand))
+            standing = standing_of(demand)
+            num_ahead, flow = queue.line.num_ahead(standing), queue.line.flows.get(standing)
             wait_s = queue.pace.seconds_for(num_ahead + 1, now) or 0.0
-            surplus_s = now + wait_s - self._until(demand, now)
+            if flow.num_waiting and flow.pace.is_known:  # what others will yet ask for shows in its own pace only
+                wait_s = max(wait_s, flow.pace.seconds_for(flow.num_waiting + 1, now) or 0.0)
+            deadline = demand.request.deadline
+            ends_at = now + wait_s + min(queue.service.long_s, 0.5 * (deadline - now))
+            surplus_s = max(now + wait_s - self._until(demand, now), ends_at - deadline)
             if surplus_s > 0.0:
                 message = f"{num_ahead} requests are before this one: it would wait about {wait_s:.0f} s, too long"
                 raise Hopeless(message, retry_after_s=min(MAX_RETRY_AFTER_S, max(1.0, surplus_s)))
@@ -164,6 +170,8 @@ class LocalQueue:
         loop = asyncio.get_running_loop()
         if not len(queue.line):
             queue.pace.began(now)
+        if not (flow := queue.line.flows.get(standing_of(demand))).num_waiting:
+            flow.pace.began(now)
         waiter = queue.line.join(demand, loop.create_future(), now, next(self._sequence))
         timer = loop.call_later(self._until(demand, now) - now, self._expire, queue, waiter)
         self._waiters[id(demand)] = waiter
@@ -214,6 +222,12 @@ class LocalQueue:
         return self._place_waiter(queue, waiter)
 
     def _place_waiter(self, queue: _PoolLine, waiter: Waiter[Place]) -> bool:
+        request = waiter.demand.request
+        # One that was in a hurry from the start is not judged by how long others take.
+        least_s = min(1.5 * queue.service.mean_s, 0.25 * (request.deadline - request.arrived))
+        if self.clock() + least_s > request.deadline:
+            waiter.ticket.set_exception(Expired("no time is left to answer before the deadline"))
+            return True
         try:
             lease = self.placer.place(waiter.demand)
         except Exception as error:
@@ -224,6 +238,7 @@ class LocalQueue:
             now = self.clock()
             self._charge(queue, lease, now)
             queue.pace.gave(now)
+            queue.line.flows.get(waiter.standing).pace.gave(now)
             waiter.ticket.set_result(lease)
             if queue.ration is not None:
                 queue.ration.leave(waiter)
@@ -259,6 +274,8 @@ class LocalQueue:
         """Its flow pays for what it took in truth, and gets back the rest."""
         standing, queue = standing_of(lease.demand), self._line_of(lease.demand.pool)
         line, taken = queue.line, actual_tokens(lease)
+        if lease.outcome is Outcome.OK:
+            queue.service.ended(self.clock() - lease.taken_at)
         learn_output(line.flows.get(standing), lease)
         line.settle(standing, taken - lease.charged_tokens, lease.charge_rate)
         charged = self._granted.pop(lease, None)

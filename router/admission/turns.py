@@ -2,7 +2,7 @@
 the common line, and what an answer means. A synchronous core: knows the script's arguments and answers; knows no
 socket, no clock and no engine.
 
-    ALONE      no Redis: the local order stands, and places are whatever the replicas have
+    ALONE      no Redis: the local order stands, and our places are one part of as many as routers were known
     JOINING    registering anew: as ALONE until the answer
     FREE       nobody waits anywhere: places up to `held` are ours, and a request that fits takes one at once
     CONTENDED  somebody waits somewhere: every place goes back when it is free, and comes only as a grant
@@ -73,7 +73,10 @@ class Turns:
         """May a request that nobody comes before start now?"""
         if self.mode is Mode.FREE:
             return self.used < self.held
-        return self.mode is not Mode.CONTENDED
+        if self.mode is Mode.CONTENDED:
+            return False
+        # Alone: our part of what there is, as far as others are known.
+        return self.num_routers < 2 or self.used < max(1, -(-self.capacity // self.num_routers))
 
     @property
     def num_waiting(self) -> int:

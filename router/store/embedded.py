@@ -57,6 +57,11 @@ class EmbeddedServer:
         return Path(tempfile.gettempdir()) / f"pointsman-{hashlib.sha1(str(path).encode()).hexdigest()[:16]}.sock"
 
     @property
+    def pid(self) -> int | None:
+        """None while it does not run, or runs for another router."""
+        return None if self._process is None else self._process.pid
+
+    @property
     def url(self) -> str:
         return f"unix://{self.socket}"
 

@@ -32,18 +32,24 @@ class Engines:
     most: int = 0
     is_full: bool = False
     leases: list[Lease] = field(default_factory=list)
+    queues: list[LocalQueue] = field(default_factory=list)
 
     def place(self, demand: Demand) -> Lease | None:
         if self.is_full:
             return None
         decision = Decision(make_replica("a"), "p", 0, demand.prompt.num_tokens, 0.0, {})
-        lease = Lease(demand, decision, time.monotonic(), lambda _: None, self.leases.remove)
+        lease = Lease(demand, decision, time.monotonic(), lambda _: None, self._freed)
         self.leases.append(lease)
         self.most = max(self.most, len(self.leases))
         return lease
 
     def has_ready(self, demand: Demand) -> bool:
         return True
+
+    def _freed(self, lease: Lease) -> None:
+        self.leases.remove(lease)
+        for queue in self.queues:
+            queue.pump()
 
 
 @dataclass(eq=False)
@@ -95,6 +101,7 @@ async def hosts(url: str, number: int = 3) -> AsyncIterator[Hosts]:
             queues.append(queue)
             await stack.enter_async_context(store.opened())
             await stack.enter_async_context(ration.opened())
+        engines.queues = queues
         yield Hosts(stores, queues, engines)
 
 
