@@ -33,6 +33,7 @@ _FLEET: tuple[Column, ...] = (
     ("preempted", ("preemptions",), 1, 0),
 )
 _ADAPTERS: tuple[Column, ...] = (("adapter loads", ("adapter_loads",), 1, 0),)
+_TENANTS: tuple[Column, ...] = (("light tenants' TTFT p99", ("light_ttft_ms_p99",), 1, 0),)
 _PIPE_WIDTH = 120  # a file or a pipe has no edge to wrap at
 
 
@@ -106,7 +107,11 @@ def paired(runs: Sequence[Summary], others: Sequence[Summary]) -> Interval:
 
 def _flat(run: Summary) -> dict[str, float]:
     told: dict[str, Any] = msgspec.to_builtins(run)
-    latencies = {f"{name}_{key}": value for name in ("ttft_ms", "tpot_ms") for key, value in told.pop(name).items()}
+    latencies = {
+        f"{name}_{key}": value
+        for name in ("ttft_ms", "tpot_ms", "light_ttft_ms")
+        for key, value in told.pop(name).items()
+    }
     del told["seed"], told["is_aborted"]
     return told | latencies
 
@@ -122,7 +127,8 @@ def _fleet_headers(found: Found) -> list[str]:
 
 
 def _fleet_columns(found: Found) -> tuple[Column, ...]:
-    return _FLEET if found.task.scenario.adapters is None else _FLEET + _ADAPTERS
+    scenario = found.task.scenario
+    return _FLEET + _ADAPTERS * (scenario.adapters is not None) + _TENANTS * (scenario.prefixes_of is not None)
 
 
 def _served_cells(found: Found, first: Found) -> list[str]:

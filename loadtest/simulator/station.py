@@ -8,7 +8,20 @@ from dataclasses import dataclass, field
 from loadtest.simulator.clock import VirtualLoop
 from loadtest.simulator.job import Job
 from router.admission.queue import LocalQueue
-from router.core import Demand, Lease, Load, Outcome, Pool, Replica, ReplicaSpec, ReplicaState, Request, Surface, Usage
+from router.core import (
+    Demand,
+    Lease,
+    Load,
+    Outcome,
+    Pool,
+    Replica,
+    ReplicaSpec,
+    ReplicaState,
+    Request,
+    Standing,
+    Surface,
+    Usage,
+)
 from router.errors import PointsmanError
 from router.placement import Placement
 from router.prefix.caches import Caches
@@ -101,7 +114,8 @@ class Station:
             is_stream=True,
             session=ask.session,
         )
-        return Demand(request, self.pool, ask.prompt, ask.adapter)
+        standing = None if ask.tenant is None else Standing(tenant=ask.tenant)
+        return Demand(request, self.pool, ask.prompt, ask.adapter, standing=standing)
 
 
 def open_station(

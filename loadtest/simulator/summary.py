@@ -1,5 +1,6 @@
 """What came of a run, in numbers. Knows jobs and replicas after a run; prints nothing."""
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -20,7 +21,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Over the counted requests, those of the warm-up left out.
+    """Over the counted requests, those of the warm-up left out. `light_ttft_ms` is of all tenants but the heaviest.
 
     `attainment`: share that met the objective, refused ones included in the whole. `goodput_per_s`: those that did, a
     second. `hit_ratio`: prompt tokens that were cached / prompt tokens. `imbalance`: the busiest replica's time in
@@ -37,6 +38,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     hit_ratio: float
     ttft_ms: Percentiles
     tpot_ms: Percentiles
+    light_ttft_ms: Percentiles
     imbalance: float
     evictions: int
     preemptions: int
@@ -63,6 +65,7 @@ def summarise(finished: Finished, load: float, seed: int) -> Summary:
         ),
         ttft_ms=_percentiles([job.ttft_s for job in served if job.ttft_s is not None]),
         tpot_ms=_percentiles([job.tpot_s for job in served if job.tpot_s is not None]),
+        light_ttft_ms=_percentiles([job.ttft_s for job in _of_light_tenants(served) if job.ttft_s is not None]),
         imbalance=_imbalance([replica.busy_s for replica in finished.replicas]),
         evictions=sum(replica.num_evicted for replica in finished.replicas),
         preemptions=sum(scheduler.num_preemptions for scheduler in schedulers),
@@ -78,6 +81,12 @@ def _percentiles(values_s: Sequence[float]) -> Percentiles:
     ordered = sorted(values_s)
     shares = (percentile(ordered, share) for share in (0.5, 0.9, 0.99))
     return Percentiles(*(round(value * 1e3, 3) for value in (fmean(ordered), *shares)))
+
+
+def _of_light_tenants(jobs: Sequence[Job]) -> Sequence[Job]:
+    tenants = Counter(job.ask.tenant for job in jobs)
+    heaviest = {name for name, _ in tenants.most_common(1)}
+    return [job for job in jobs if job.ask.tenant not in heaviest]
 
 
 def _imbalance(busy_s: Sequence[float]) -> float:

@@ -22,6 +22,7 @@ RUN = Summary(
     hit_ratio=0.0,
     ttft_ms=NONE,
     tpot_ms=NONE,
+    light_ttft_ms=NONE,
     imbalance=1.0,
     evictions=0,
     preemptions=0,
