@@ -1,12 +1,15 @@
 """Commands that ask a running router's admin port. Knows its JSON; shows it as tables."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+
+from router.config import credentials
 
 _TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 
@@ -72,7 +75,7 @@ async def _ask(method: str, url: str, body: Mapping[str, object] | None = None) 
     """The JSON answer, or None after one sentence on standard error."""
     try:
         async with (
-            aiohttp.ClientSession(timeout=_TIMEOUT) as session,
+            aiohttp.ClientSession(timeout=_TIMEOUT, headers=credentials(os.environ)) as session,
             session.request(method, url, json=body) as response,
         ):
             answer = await response.json()

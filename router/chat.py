@@ -3,12 +3,15 @@ OpenAI API and nothing of the router's inside."""
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+
+from router.config import credentials
 
 Message = dict[str, str]
 
@@ -31,7 +34,8 @@ class ChatFailed(Exception):
 async def chat(options: ChatOptions, message: str | None) -> int:
     """One message, or a conversation until the input ends. 1 when an answer failed."""
     try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, connect=5.0)) as session:
+        timeout, headers = aiohttp.ClientTimeout(total=None, connect=5.0), credentials(os.environ)
+        async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
             model = options.model or await _first_model(session, options.url)
             if message is not None:
                 await _turn(session, options, model, [{"role": "user", "content": message}])

@@ -16,6 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 MOST_WORKERS = 64
+# No setting: the key by which commands ask a router. In a command line others could read it.
+KEY_VARIABLE = "POINTSMAN_API_KEY"
 
 
 class ConfigError(Exception):
@@ -157,6 +159,12 @@ def reference(settings: Settings | None = None) -> str:
     return "".join(f"# {_help(spec)}\n{spec.name} = {_toml(getattr(shown, spec.name))}\n" for spec in fields(Settings))
 
 
+def credentials(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Headers of a command that asks a router which wants a key."""
+    key = environment.get(KEY_VARIABLE)
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
 def nearest(name: str, known: list[str]) -> str:
     """`; did you mean `x`?` or nothing."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -181,6 +189,8 @@ _SERVICE_LINK = re.compile(r"POINTSMAN_(\w+_)?(SERVICE_(HOST|PORT)|PORT_\d+_(TCP
 def _from_env(environment: Mapping[str, str]) -> Mapping[str, object]:
     named: dict[str, object] = {}
     for key, value in environment.items():
+        if key == KEY_VARIABLE:
+            continue
         is_link = _SERVICE_LINK.match(key) or (key.endswith("_PORT") and "://" in value)
         if key.startswith("POINTSMAN_") and not is_link:
             name = key.removeprefix("POINTSMAN_").lower()

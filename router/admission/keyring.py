@@ -45,15 +45,25 @@ class Keyring:
     async def refresh(self) -> None:
         try:
             found = await self.store.load(self.version)
-            if found is not None:
+            if found is not None and not (self.copy and not found[1] and self.callers.book.keys):
                 self.take(*found)
                 await self._keep_copy(found[1])
+            elif found is not None:
+                await self._restore(found[0])
         except Exception as error:
             if not self._is_failing:
                 log.error("keys cannot be read, those known stay in force: %s", error)
             self._is_failing = True
         else:
             self._is_failing = False
+
+    async def _restore(self, known: str) -> None:
+        """A store that has lost the keys must not open every door: it is given back those that we know."""
+        document = records.encode(self.callers.book)
+        version = await self.store.save(document, known)
+        if version is not None:
+            log.warning("the store had lost its keys: they were restored from what this router knows")
+            self.version = version
 
     async def _keep_copy(self, document: bytes) -> None:
         if self.copy is not None:
@@ -84,6 +94,7 @@ class Keyring:
                 raise KeysUnavailable(f"The keys cannot be changed: {error}", retry_after_s=5.0) from None
             if version is not None:
                 self.take(version, records.encode(changed))
+                await self._keep_copy(records.encode(changed))
                 return tuple(rest)
         raise KeysUnavailable("The keys are being changed by others.", retry_after_s=1.0)
 

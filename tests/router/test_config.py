@@ -272,3 +272,10 @@ def test_the_nearest_name_is_suggested(name: str, hint: str) -> None:
 def test_the_number_of_workers_has_bounds(tmp_path: Path, number: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"`workers` must be {said}"):
         load(tmp_path, ["--workers", number])
+
+
+def test_the_key_of_commands_is_no_setting() -> None:
+    environment = {"POINTSMAN_API_KEY": "sk-pm-x", "POINTSMAN_PORT": "7"}
+    assert config.load({}, environment, None).port == 7
+    assert config.credentials(environment) == {"authorization": "Bearer sk-pm-x"}
+    assert config.credentials({}) == {}
