@@ -22,7 +22,7 @@ MOST_DEATHS = 3
 # An idempotency key counts as long as a day: clients that try again do so within that.
 SAME_S = 24 * 3600.0
 # Until another sender may try a webhook that its sender is silent of.
-HOOK_LEASE_S = 60.0
+HOOK_LEASE_S = 20.0
 FIELDS = "owner surface state created changed tries status result fault hook hook_state hook_fault name".split()
 
 

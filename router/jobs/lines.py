@@ -11,7 +11,7 @@ import msgspec
 
 from router.core import Surface
 from router.errors import InvalidRequest
-from router.jobs.states import Job, JobState
+from router.jobs.states import Job, JobState, json_or_text
 
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 8 * 2**20
@@ -96,8 +96,7 @@ def result_line(job: Job) -> tuple[bool, bytes]:
     """Does it go to the output, and the line. What was not answered goes to the errors, with its reason."""
     response = None
     if job.status:
-        body = msgspec.Raw(job.result) if _is_json(job.result) else None
-        response = {"status_code": job.status, "request_id": job.id, "body": body}
+        response = {"status_code": job.status, "request_id": job.id, "body": json_or_text(job.result)}
     is_output = job.state is JobState.SUCCEEDED
     error = None if is_output else {"code": _CODES.get(job.state, "request_failed"), "message": job.fault}
     return is_output, _encoded(job.name, response, error)
@@ -147,14 +146,6 @@ def _fault(number: int, raw: bytes, endpoint: str, seen: set[str]) -> Fault | No
     if body.stream:
         return Fault(number, "invalid_request", "`stream` has no use in a batch.", "body.stream")
     return None
-
-
-def _is_json(body: bytes) -> bool:
-    try:
-        msgspec.json.decode(body, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True
 
 
 def check_endpoint(endpoint: object) -> str:

@@ -33,6 +33,14 @@ NEXT: dict[JobState, frozenset[JobState]] = {
 ENDED = frozenset(state for state, following in NEXT.items() if not following)
 
 
+def json_or_text(body: bytes) -> object:
+    """A body as part of JSON: its very bytes where they are JSON, else what they say."""
+    try:
+        return msgspec.json.decode(body, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body.decode("utf-8", "replace")
+
+
 class Hook(msgspec.Struct, frozen=True):
     """Where the end of a job is told. `is_thin`: the id and state alone, without the answer."""
 
@@ -98,7 +106,7 @@ class Job:
 
     def told(self) -> dict[str, Any]:
         """As clients see it."""
-        answer = {"status_code": self.status, "body": msgspec.Raw(self.result)} if self.result else None
+        answer = {"status_code": self.status, "body": json_or_text(self.result)} if self.result else None
         errors = [{"code": self.state, "message": self.fault}] if self.fault and self.state != "succeeded" else []
         return {
             "id": self.id,

@@ -65,6 +65,10 @@ class FakeReplica:
         self.num_open += 1
         self.most_open = max(self.most_open, self.num_open)
         try:
+            if not body.get("stream"):
+                message = {"role": "assistant", "content": body["messages"][0]["content"]}
+                await asyncio.sleep(float(body.get("user", "0")))
+                return web.json_response({"id": "x", "choices": [{"index": 0, "message": message}]})
             return await self._answer(request, body["max_tokens"], float(body.get("user", "0")))
         finally:
             self.num_open -= 1
