@@ -12,6 +12,8 @@ cache. An evicted block goes on in the host tier, if there is one, and is loaded
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from collections.abc import Sequence as List
+from itertools import takewhile
+from operator import attrgetter
 
 from engine.host_tier import HostTier
 from engine.prefixes import Change, Cleared, Copy, Medium, Prefix, Removed, Scope, Stored
@@ -70,14 +72,18 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def match(self, hashes: List[int], tokens: List[int], scope: Scope) -> list[Prefix]:
+    def match(self, hashes: List[int], tokens: List[int], scope: Scope, known: List[Prefix] = ()) -> list[Prefix]:
         """The longest prefix of `tokens` that some tier holds, block by block; none of it is held yet.
 
-        Those on the device come first. The hash finds a prefix; scope, parent and tokens prove it.
+        Those on the device come first. The hash finds a prefix; scope, parent and tokens prove it. `known` is what an
+        earlier call found for the same tokens: what of it is there still needs no proof again.
         """
-        matched: list[Prefix] = []
-        parent = None
-        for start, block_hash in zip(range(0, len(tokens), self.block_size), hashes, strict=False):
+        matched = list(takewhile(attrgetter("is_held"), known))
+        parent = matched[-1] if matched else None
+        first = len(matched)
+        for start, block_hash in zip(
+            range(first * self.block_size, len(tokens), self.block_size), hashes[first:], strict=False
+        ):
             prefix = self._by_hash.get(block_hash)
             if prefix is None or not prefix.holds(parent, scope, tokens, start):
                 break

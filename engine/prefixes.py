@@ -44,6 +44,11 @@ class Prefix:
     block: int | None = None
     host_block: int | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """By some tier. What was let go is another prefix when it comes again."""
+        return self.block is not None or self.host_block is not None
+
     def holds(self, parent: "Prefix | None", scope: Scope, tokens: List[int], start: int) -> bool:
         """Whether this is `parent` and the block's worth of tokens from `start`: a hash of 64 bits may collide."""
         end = start + len(self.tokens)

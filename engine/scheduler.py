@@ -274,7 +274,8 @@ class Scheduler:
             return []
         num_blocks = (len(sequence.tokens) - 1) // self.pool.block_size
         hashes = sequence.hashes(num_blocks, self.pool.block_size)
-        return self.pool.match(hashes, sequence.tokens, sequence.scope)
+        sequence.matched = self.pool.match(hashes, sequence.tokens, sequence.scope, sequence.matched)
+        return sequence.matched
 
     def _share(self, sequence: Sequence, first: int, last: int) -> None:
         """The blocks `first` to before `last` of its table are full and computed."""

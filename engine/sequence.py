@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from engine.adapters import Adapter
-from engine.prefixes import NO_SCOPE, Scope
+from engine.prefixes import NO_SCOPE, Prefix, Scope
 from engine.sampling import Pooling, Sampling, TokenLogprobs
 from pointsman.blockhash import block_hashes
 
@@ -85,7 +85,7 @@ class Sequence:
     `num_cached_tokens` is the prefix hit of the first admission, None before it. `num_uncached_tokens` is what a
     waiting sequence would have had to compute when it was queued. `seen` belongs to penalties; `structure` is what
     the output must keep to; `vector` is what has been pooled so far. `num_overtaken` counts those that ran before it
-    because it lacked an adapter's slot.
+    because it lacked an adapter's slot; `matched` is what of it was last found in the cache.
     """
 
     request: Request
@@ -99,6 +99,7 @@ class Sequence:
     num_cached_tokens: int | None = None
     num_uncached_tokens: int = 0
     num_overtaken: int = 0
+    matched: list[Prefix] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     last_token_s: float | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -296,3 +296,21 @@ def follow(told: dict[Medium, set[int]], changes: list[Change]) -> None:
                 told[change.medium].add(prefix.hash)
         elif isinstance(change, Removed):
             told[change.medium] -= set(change.hashes)
+
+
+def test_what_was_found_before_is_taken_up_again_as_far_as_it_is_there_still() -> None:
+    pool = BlockPool(4, SIZE)
+    tokens = list(range(16))
+    publish(pool, table := pool.allocate(4), tokens)
+    pool.release(table)
+    before = found(pool, tokens)
+    pool.release(pool.allocate(2))
+    shorter = pool.match(hashes(tokens, NO_SCOPE), tokens, NO_SCOPE, before)
+    assert shorter == before[:2]
+    table = pool.acquire(shorter, 4)
+    publish(pool, table, tokens)
+    again = pool.match(hashes(tokens, NO_SCOPE), tokens, NO_SCOPE, before)
+    assert [prefix.block for prefix in again] == table
+    assert again == found(pool, tokens)
+    pool.clear()
+    assert pool.match(hashes(tokens, NO_SCOPE), tokens, NO_SCOPE, again) == []
