@@ -78,9 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("prefill", help="URL of an engine started with --kv-transfer-port")
     parser.add_argument("decode", help="URL of another engine with the same model")
     parser.add_argument("--rounds", type=int, default=3, help="prompts of each size; default 3")
+    parser.add_argument("--tokens", type=int, nargs="+", default=SIZES, help="prompt sizes; default 256 1024 2048")
     flags = parser.parse_args(argv)
     try:
-        print_table(asyncio.run(measure(flags.prefill, flags.decode, SIZES, flags.rounds)))
+        print_table(asyncio.run(measure(flags.prefill, flags.decode, flags.tokens, flags.rounds)))
     except LoadError as error:
         print(f"loadtest.handover: {error}", file=sys.stderr)
         return error.exit_code

@@ -182,7 +182,7 @@ def test_any_interleaving_gives_each_request_the_tokens_that_it_gets_alone(
 
 @pytest.mark.slow
 @given(machine=machines, coming=arrivals)
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_very_many_interleavings_do_too(folder: Path, machine: dict[str, int], coming: list[Arrival]) -> None:
     check(folder, machine, coming)
 
