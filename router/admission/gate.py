@@ -52,6 +52,9 @@ class Gate:
         if request.standing is not None:
             self._count(self.num_open + 1)
             return Pass(request.standing)
+        if request.standing is not None:  # settled when the job was submitted
+            self._count(self.num_open + 1)
+            return Pass(request.standing)
         caller = self.callers.identify(terms(request.headers).credential, self.unix_clock())
         caller.check_model(request.model)
         passed = Pass(caller.standing(request), caller.key.id if caller.key is not None else None)

@@ -124,6 +124,9 @@ def _fields(request: Request, lease: Lease | None, status: int, usage: Usage, ou
             "reason": lease.decision.reason,
             "queue_ms": round((lease.taken_at - request.arrived) * 1e3, 1),
         }
+        standing = lease.demand.standing
+        if standing is not None:
+            fields |= {"tenant": standing.tenant, "class": standing.band.name.lower()}
         if lease.error is not None:
             fields["error"] = str(lease.error)
     return fields

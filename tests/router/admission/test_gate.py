@@ -136,3 +136,10 @@ async def test_limits_count_from_the_gate_to_the_end_of_the_answer() -> None:
     await again.enter()
     gate.leave(again)
     assert gate.num_open == 0
+
+
+def test_who_asks_for_a_job_was_settled_when_it_was_submitted() -> None:
+    gate, _ = keyed()
+    settled = Standing(tenant="acme", band=Band.BULK)
+    assert gate.enter(make_request(standing=settled)).standing is settled
+    assert gate.num_open == 1
