@@ -92,6 +92,8 @@ class PoolRation:
         while True:
             await self._wait_up()
             self.turns.rejoin()
+            self.turns.is_idle = False
+            self._last_use_at = self.clock()
             await asyncio.sleep(SPREAD_S * self.random())
             try:
                 while True:
@@ -130,9 +132,10 @@ class PoolRation:
             return
         is_busy = turns.mode is Mode.CONTENDED or turns.num_waiting > 0
         if not is_busy and not turns.used and self.clock() - self._last_use_at > IDLE_S:
-            turns.held = 0
+            turns.is_idle = True
             await self._turn()
             await self._due.wait()
+            turns.is_idle = False
             return
         try:
             async with asyncio.timeout(CONTENDED_S if is_busy else FREE_S):

@@ -48,8 +48,8 @@ class _Entry:
 
 @dataclass(eq=False, slots=True)
 class Turns:
-    """`router` is a name without `|` or `,`. `used` are our leases; we may have `held` of them. `unix_offset_s()` makes
-    Unix seconds of the router's clock."""
+    """`router` is a name without `|` or `,`. `used` are our leases; we may have `held` of them, and where `is_idle` we
+    want none in advance. `unix_offset_s()` makes Unix seconds of the router's clock."""
 
     router: str
     terms: BandTerms
@@ -61,6 +61,7 @@ class Turns:
     capacity: int = 0
     num_routers: int = 1
     num_granted: int = 0
+    is_idle: bool = False
     _entries: dict[int, _Entry] = field(default_factory=dict, init=False)
     _numbers: dict[Waiter[Any], int] = field(default_factory=dict, init=False)
     _unpushed: dict[int, None] = field(default_factory=dict, init=False)
@@ -129,10 +130,14 @@ class Turns:
         self.capacity = capacity
         joins = self._joins(now)
         keep = self.used
-        if self.mode is Mode.FREE and not self._has_pushed:
+        if self.mode is Mode.FREE and not self._has_pushed and not self.is_idle:
             keep = max(self.used, min(self.held, self.used + 2 * self._headroom))
         self.held = keep
-        want = 0 if self.mode is Mode.CONTENDED or self._has_pushed else max(0, self.used + self._headroom - keep)
+        want = (
+            0
+            if self.is_idle or self.mode is Mode.CONTENDED or self._has_pushed
+            else max(0, self.used + self._headroom - keep)
+        )
         shares = [f"{share:.6f}" for share in self.terms.min_shares]
         ageing = [f"{self.terms.ageing_s * 1e3:.0f}", f"{self.terms.most_share:.6f}"]
         head = [self.router, self.epoch, capacity, keep, want, MOST_GRANTS, LEASE_MS, *shares, *ageing]

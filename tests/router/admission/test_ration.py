@@ -180,6 +180,21 @@ async def test_what_fits_no_replica_gives_its_place_back_and_is_served_when_it_f
         await waiting
 
 
+async def test_a_pool_that_nobody_asks_for_is_left_alone_until_somebody_does(
+    redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.1)
+    async with hosts(redis.url, number=2) as both:
+        pools = [pool for queue in both.queues if queue.ration for pool in queue.ration.pools.values()]
+        await until(lambda: all(pool.turns.is_idle for pool in pools))
+        await until(lambda: all(pool.turns.held == 0 for pool in pools))
+        before = both.num_turns()
+        await asyncio.sleep(0.2)
+        assert both.num_turns() == before, "nobody asks Redis for it"
+        await asyncio.gather(*(both.ask(n) for n in range(40)))
+        assert both.engines.most == CAPACITY
+
+
 async def test_a_router_that_leaves_gives_its_places_back_at_once(redis: Server) -> None:
     async with hosts(redis.url) as all_hosts:
         await until(lambda: all_hosts.modes == {Mode.FREE})
