@@ -115,7 +115,7 @@ def _measure_cores(payloads: Sequence[bytes]) -> list[Row]:
     rows.append(Row("events to changes (decode, re-hash, names)", told_us, "µs a block", told_us / plain_us))
     index_us = _cpu_us(lambda: _tell(index, changes)) / num_blocks
     rows.append(Row("changes to the index", index_us, "µs a block", index_us / plain_us))
-    return rows + _measure_worker(changes, plain_us, num_blocks)
+    return rows + _measure_mirror(changes, plain_us, num_blocks)
 
 
 def _measure_prompts(rng: random.Random, index: BlockIndex, chains: Sequence[Sequence[int]]) -> list[Row]:
@@ -150,7 +150,7 @@ def _walk(plain: Mapping[int, object], prompt: Sequence[int]) -> int:
     return sum(1 for block in prompt if block in plain)
 
 
-def _measure_worker(changes: Sequence[Sequence[Change]], plain_us: float, num_blocks: int) -> list[Row]:
+def _measure_mirror(changes: Sequence[Sequence[Change]], plain_us: float, num_blocks: int) -> list[Row]:
     """Frames as the feed sends them, to a worker's index by slices of a turn."""
     packed = [frames.pack(frames.Told([("r", batch)])) for batch in changes]
     intake = Intake(Caches(BlockIndex(INDEX_BYTES), lambda _: True, listens=False), lambda _: True, thread_time)

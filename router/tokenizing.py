@@ -71,10 +71,10 @@ class Tokenizers:
             self._start(self._compare(replica, pool))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._group is None:
+        if (group := self._group) is None:
             self._waiting.append(work)
         else:
-            self._group.create_task(work)
+            group.create_task(work)
 
     async def _load(self, pool: Pool, spec: ReplicaSpec, document: Document | None) -> None:
         try:

@@ -148,7 +148,7 @@ def _fault(number: int, raw: bytes, endpoint: str, seen: set[str]) -> Fault | No
     return None
 
 
-def check_endpoint(endpoint: object) -> str:
+def checked_surface(endpoint: object) -> str:
     """Raises InvalidRequest."""
     if endpoint not in ENDPOINTS:
         raise InvalidRequest(f"`endpoint` must be one of {', '.join(ENDPOINTS)}.", param="endpoint")

@@ -130,7 +130,7 @@ class JobPages:
     async def create_batch(self, request: web.Request) -> web.Response:
         asked = _decoded(await request.read())
         owner = request[CALLER].tenant
-        endpoint = lines.check_endpoint(asked.get("endpoint"))
+        endpoint = lines.checked_surface(asked.get("endpoint"))
         if asked.get("completion_window") != "24h":
             raise InvalidRequest("`completion_window` must be 24h.", param="completion_window")
         record = await self.shelf.get(owner, str(asked.get("input_file_id")))
