@@ -21,7 +21,7 @@ CHUNK_TOKENS = 8192
 # Variances of the multiples: what all of them share, and what each has of its own; and of a sample's relative error.
 COMMON_VARIANCE, OWN_VARIANCE, NOISE_VARIANCE = 9.0, 1.0, 0.02
 # How much older samples count, sample by sample; what the variances never exceed for want of news.
-FORGETTING, MAX_VARIANCE = 0.99, 100.0
+FORGETTING, MAX_VARIANCE = 0.995, 100.0
 # A sample counts fully within so much of what was expected, and as if it were at most so many times more or less.
 FULL_ERROR, MAX_RATIO = 0.3, 4.0
 MIN_MULTIPLE = 1e-3

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import msgspec
 
 from router.core import Prompt, Replica, Slo
+from router.steps import StepModel
 
 # Prompt tokens that an engine computes in one step.
 CHUNK_TOKENS = 8192
@@ -122,10 +123,10 @@ def wait_s(replica: Replica, now: float) -> float:
     return left_s + (replica.sibling_prefilling_tokens + replica.foreign_tokens) * replica.step.token_s
 
 
-def terms(need: Need, replica: Replica, token_s: float, num_matched: int, num_host: int, weights: Weights) -> Terms:
-    """`num_matched` tokens of the prompt are cached there, `num_host` of them in host memory only; `token_s` is what a
-    new one is taken to cost there."""
-    step, num_tokens, num_output = replica.step, need.prompt.num_tokens, need.num_output
+def terms(need: Need, replica: Replica, step: StepModel, num_matched: int, num_host: int, weights: Weights) -> Terms:
+    """`num_matched` tokens of the prompt are cached there, `num_host` of them in host memory only; `step` is what
+    the replica's steps are taken to take."""
+    token_s, num_tokens, num_output = step.token_s, need.prompt.num_tokens, need.num_output
     num_new, num_running = num_tokens - num_matched, replica.num_running
     next_s = step.decode_s(num_running + 1, replica.context_tokens + num_tokens)
     wait = wait_s(replica, need.now)

@@ -23,9 +23,12 @@ from router.steps import StepModel
 FEW, MAX_BEST = 16, 6
 # of so many that hold most, and so many in turn.
 MAX_HOLDERS, WINDOW = 16, 16
-# A learned speed within so much of the fleet's median counts as the median for our own tokens.
+# Learned times within so much of the fleet's median count as the median; how often, and for how many, that is found.
 SPEED_NOISE = 0.25
-MEDIAN_EVERY = 64
+COMPARE_EVERY, MAX_COMPARED = 64, 256
+COEFFICIENTS = ("base_s", "token_s", "attention_s", "sequence_s", "context_s")
+# A step as it often is: sequences that decode, and their context.
+TYPICAL = (16, 100_000)
 MAX_SESSIONS = 50_000
 # Without a tokenizer nobody knows what is cached: so much of a session's last prompt is taken to be.
 SESSION_SHARE = 0.5
@@ -42,19 +45,22 @@ class Option(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Fleet:
-    """What is known of one set of replicas, as long as it stays the same."""
+    """What is known of one set of replicas, as long as it stays the same. `odd` are those that are really faster or
+    slower than most, by id; all others are taken to be alike, as noise in what was learned is no reason to prefer one.
+    """
 
     replicas: Sequence[Replica]
     by_id: dict[str, Replica]
-    token_s: float = 0.0
+    step: StepModel = field(default_factory=StepModel)
+    odd: dict[str, StepModel] = field(default_factory=dict)
     num_asked: int = 0
     at: int = 0
     best: list[Replica] = field(default_factory=list)
 
-    def token_s_of(self, replica: Replica) -> float:
-        """What a new token is taken to cost there: noise in what was learned is no reason to prefer one."""
-        token_s = replica.step.token_s
-        return self.token_s if abs(token_s - self.token_s) <= SPEED_NOISE * self.token_s else token_s
+    def compare(self) -> None:
+        steps = [(each.id, each.step) for each in islice(self.replicas, MAX_COMPARED)]
+        self.step = StepModel(*(median([getattr(step, name) for _, step in steps]) for name in COEFFICIENTS))
+        self.odd = {id: step for id, step in steps if _differs(step, self.step)}
 
 
 @dataclass(eq=False, slots=True)
@@ -147,7 +153,7 @@ class Pointsman:
         found = []
         for each, tokens, held in zip(free, matched, counted, strict=True):
             num_host = 0 if device is matches else (matches.get(each.id, 0) - device.get(each.id, 0)) * block_size
-            worth = terms(need, each, fleet.token_s_of(each), held, num_host, self.weights)
+            worth = terms(need, each, fleet.odd.get(each.id, fleet.step), held, num_host, self.weights)
             found.append(Option(worth.total, each, tokens, worth))
         return found
 
@@ -178,8 +184,8 @@ class Pointsman:
             by_id = {replica.id: replica for replica in view.replicas}
             fleet = _Fleet(view.replicas, by_id)
             self._fleets[demand.pool.model] = fleet
-        if fleet.num_asked % MEDIAN_EVERY == 0:
-            fleet.token_s = median([replica.step.token_s for replica in islice(view.replicas, WINDOW)])
+        if fleet.num_asked % COMPARE_EVERY == 0:
+            fleet.compare()
         fleet.num_asked += 1
         return fleet
 
@@ -193,7 +199,7 @@ class Pointsman:
         by_id, matches, now = fleet.by_id, view.matches, view.now
         holders = [by_id[id] for id in islice(matches, MAX_HOLDERS) if id in by_id]
         asked = list(dict.fromkeys([*replicas[start : start + WINDOW], *fleet.best, *holders]))
-        block_s = demand.prompt.block_size * fleet.token_s
+        block_s = demand.prompt.block_size * fleet.step.token_s
         seeming_s = [
             (left if (left := each.prefilled_at - now) > 0.0 else 0.0)
             + each.in_flight * each.step.base_s
@@ -219,6 +225,11 @@ class Pointsman:
 def _need(demand: Demand, view: View, most_held: int) -> Need:
     request = demand.request
     return Need(view.now, demand.prompt, view.expected_output_tokens, most_held, demand.adapter, request.slo)
+
+
+def _differs(step: StepModel, usual: StepModel) -> bool:
+    pairs = ((step.token_s, usual.token_s), (step.decode_s(*TYPICAL), usual.decode_s(*TYPICAL)))
+    return any(abs(own - other) > SPEED_NOISE * other for own, other in pairs)
 
 
 def _half_step_s(prompt: Prompt, step: StepModel) -> float:

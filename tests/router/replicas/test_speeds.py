@@ -57,7 +57,7 @@ def test_a_machine_that_slows_down_is_followed() -> None:
     dice, squares = Random(3), LeastSquares()
     slow = StepModel(*(2.0 * value for value in (0.0167, 7.25e-5, 1e-9, 4e-5, 4.76e-8)))
     for truth in (LARGE, slow):
-        for _ in range(400):
+        for _ in range(800):
             row = random_row(dice)
             squares.learn(row, seconds(truth, row))
     row = (1.0, 4000.0, 8e6, 10.0, 100_000.0)

@@ -19,7 +19,7 @@ def weigh(
     **need: object,
 ) -> Terms:
     asked = Need(10.0, make_prompt(num_tokens), output, most_held, **need)  # type: ignore[arg-type]
-    return terms(asked, replica, replica.step.token_s, matched, host, ALONE)
+    return terms(asked, replica, replica.step, matched, host, ALONE)
 
 
 def test_the_total_is_the_sum_of_the_named_terms() -> None:
@@ -118,7 +118,7 @@ def test_an_adapter_that_is_not_there_is_loaded_and_all_that_run_there_wait_for_
     assert weigh(replica, adapter="x").adapter == 0.0
     assert weigh(replica, adapter="y").adapter == pytest.approx(3 * 0.5)
     mixing = replace(ALONE, mixing=0.1)
-    found = terms(Need(10.0, make_prompt(1600), 20.0, 0, "y"), replica, replica.step.token_s, 0, 0, mixing)
+    found = terms(Need(10.0, make_prompt(1600), 20.0, 0, "y"), replica, replica.step, 0, 0, mixing)
     assert found.adapter == pytest.approx(3 * (0.5 + 0.1 * 20 * replica.step.decode_s(3, 1600)))
 
 
