@@ -133,11 +133,8 @@ class Turns:
         if self.mode is Mode.FREE and not self._has_pushed and not self.is_idle:
             keep = max(self.used, min(self.held, self.used + 2 * self._headroom))
         self.held = keep
-        want = (
-            0
-            if self.is_idle or self.mode is Mode.CONTENDED or self._has_pushed
-            else max(0, self.used + self._headroom - keep)
-        )
+        wants_none = self.is_idle or self.mode is Mode.CONTENDED or self._has_pushed
+        want = 0 if wants_none else max(0, self.used + self._headroom - keep)
         shares = [f"{share:.6f}" for share in self.terms.min_shares]
         ageing = [f"{self.terms.ageing_s * 1e3:.0f}", f"{self.terms.most_share:.6f}"]
         head = [self.router, self.epoch, capacity, keep, want, MOST_GRANTS, LEASE_MS, *shares, *ageing]

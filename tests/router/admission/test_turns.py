@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from router.admission import turns as module
 from router.admission.bands import BandTerms
 from router.admission.ration import KEYS, TURN
-from router.admission.turns import LEASE_MS, Mode, Turns
+from router.admission.turns import Mode, Turns
 from router.admission.waiters import Waiter, due_of, standing_of
 from router.core import Band, Standing
 from router.store import names
@@ -20,6 +21,8 @@ from tests.router.nouns import make_demand
 from tests.router.store.servers import PROGRAMS, Server, cluster, server
 
 _numbers = itertools.count()
+# Longer than any test may be held up.
+LONG_LEASE_MS = 600_000
 NOW = time.time()
 
 
@@ -80,6 +83,11 @@ class Routers:
 
     def row(self, turns: Turns) -> str:
         return str((self.client.hget(names.pool(self.model) + "routers", turns.router) or b"").decode())
+
+
+@pytest.fixture(autouse=True)
+def long_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEASE_MS", LONG_LEASE_MS)
 
 
 @pytest.fixture(scope="module", params=[*sorted(PROGRAMS), "cluster"])
@@ -232,7 +240,7 @@ def test_work_of_a_router_that_dies_is_dropped_and_its_places_reclaimed_when_its
         routers.join(alive, str(number), arrived=1.0 + number)
     routers.turn(alive)
     assert "2" not in routers.granted
-    _age(routers, dead, LEASE_MS + 1)
+    _age(routers, dead, LONG_LEASE_MS + 1)
     routers.turn(alive)
     alive.used = 0
     routers.turn(alive)
@@ -316,7 +324,7 @@ def test_once_nobody_waits_the_keys_of_the_line_are_gone(client: Any) -> None:
         routers.join(one, str(number), standing=Standing(tenant=f"t{number}", flow="f" if number % 2 else ""))
         routers.join(dead, str(number), standing=Standing(tenant=f"dead{number}"))
     routers.all_turn(2)
-    _age(routers, dead, LEASE_MS + 1)
+    _age(routers, dead, LONG_LEASE_MS + 1)
     for _ in range(60):
         one.used = 0
         routers.turn(one)
