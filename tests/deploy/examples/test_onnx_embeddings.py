@@ -14,8 +14,8 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from pointsman.v1 import engine_pb2
 from pointsman.v1.engine_pb2_grpc import EngineStub
-from tests.examples.process import serving
-from tests.examples.tiny_onnx import write_onnx
+from tests.deploy.examples.process import serving
+from tests.deploy.examples.tiny_onnx import write_onnx
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ async def stub(tmp_path: Path) -> AsyncIterator[EngineStub]:
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     write_onnx(folder / "model.onnx", TABLE)
-    async with serving("examples/onnx_embeddings.py", str(folder)) as stub:
+    async with serving("deploy/examples/onnx_embeddings.py", str(folder)) as stub:
         yield stub
 
 

@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from pointsman.v1 import common_pb2, engine_pb2
 from pointsman.v1.engine_pb2_grpc import EngineStub
-from tests.examples.process import serving
+from tests.deploy.examples.process import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 @pytest.fixture
 async def stub(model: tuple[Any, Path]) -> AsyncIterator[EngineStub]:
-    async with serving("examples/transformers_engine.py", str(model[1])) as stub:
+    async with serving("deploy/examples/transformers_engine.py", str(model[1])) as stub:
         yield stub
 
 

@@ -1,5 +1,5 @@
-"""Plain `transformers` generation as a replica: `python examples/transformers_engine.py MODEL [HOST:PORT]`. Serves Info
-and Generate of engine.proto, one request at a time; what it cannot honour it refuses by name."""
+"""Plain `transformers` generation as a replica: `python deploy/examples/transformers_engine.py MODEL [HOST:PORT]`.
+Serves Info and Generate of engine.proto, one request at a time; what it cannot honour it refuses by name."""
 
 import asyncio
 import sys

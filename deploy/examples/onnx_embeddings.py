@@ -1,4 +1,4 @@
-"""Embeddings by onnxruntime as a replica: `python examples/onnx_embeddings.py FOLDER [HOST:PORT]`.
+"""Embeddings by onnxruntime as a replica: `python deploy/examples/onnx_embeddings.py FOLDER [HOST:PORT]`.
 
 FOLDER has a model.onnx (input_ids and attention_mask in, a state for each token out) and its tokenizer.json. Serves
 engine.proto's Info and Embed: the mean of a text's states, of length 1.
