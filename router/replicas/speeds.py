@@ -7,8 +7,8 @@ Two kinds of samples are equations on the same five coefficients of `core.StepMo
     first token   the time since the one before it there (or since it was sent)  = about one step a chunk + its tokens
     answer        the time from its first token to its end = a step a token, + all prefill that came between
 
-and recursive least squares solves them. Coefficients are multiples of the prior's, errors are relative, so that one
-wrong scale (a CPU for a GPU) is corrected at once and in all of them; samples far off are weighed down.
+and least squares over samples that fade solve them. Coefficients are multiples of the prior's, errors are relative, and
+one wrong scale (a CPU for a GPU) is corrected at once in all of them; samples far off are weighed down.
 """
 
 from dataclasses import dataclass, field, replace
@@ -18,17 +18,21 @@ from router.steps import StepModel
 PRIOR = StepModel()
 # Prompt tokens that an engine computes in one step; only how many steps a long prompt takes depends on it.
 CHUNK_TOKENS = 8192
-# Variances of the multiples: what all of them share, and what each has of its own; and of a sample's relative error.
-COMMON_VARIANCE, OWN_VARIANCE, NOISE_VARIANCE = 9.0, 1.0, 0.02
-# How much older samples count, sample by sample; what the variances never exceed for want of news.
-FORGETTING, MAX_VARIANCE = 0.995, 100.0
+# How much older samples count, sample by sample; and, in samples, how firmly a coefficient that nothing was seen of is
+# taken to be off as much as all of them are together.
+FORGETTING, FIRMNESS = 0.995, 1e-4
+# Of one sample's news, what the common scale takes at least.
+SCALE_RATE = 0.02
 # A sample counts fully within so much of what was expected, and as if it were at most so many times more or less.
 FULL_ERROR, MAX_RATIO = 0.3, 4.0
 MIN_MULTIPLE = 1e-3
+# Sweeps of the solver after each sample: it begins where it stood.
+NUM_SWEEPS = 4
 # Prompts below teach nothing of prefill: the time is mostly the network's. Answers below, nothing of steps.
 MIN_PREFILL_TOKENS, MIN_ANSWER_TOKENS = 64, 8
-# First tokens that come so close, in steps, were computed in one step.
-SAME_STEP = 0.3
+# First tokens that come so close to the first of them, in steps, were computed in one step; however long steps are
+# taken to be, one step's come within so much: else a wrong guess of steps would gather the tokens that confirm it.
+SAME_STEP, SAME_STEP_S = 0.3, 0.02
 MIN_INTERVAL_S = 0.01
 
 Row = tuple[float, float, float, float, float]
@@ -36,15 +40,17 @@ Row = tuple[float, float, float, float, float]
 
 @dataclass(eq=False, slots=True)
 class LeastSquares:
-    """Recursive least squares on the five coefficients. `multiples` are of the prior's."""
+    """Least squares on the five coefficients, none below zero, over samples that fade. `multiples` are of the prior's.
+
+    Solved by coordinate descent on the normal equations: a recursive inverse loses its way where coefficients are held
+    at zero."""
 
     prior: StepModel = PRIOR
     multiples: list[float] = field(default_factory=lambda: [1.0] * 5)
     num_samples: int = 0
-    _covariance: list[list[float]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._covariance = [[COMMON_VARIANCE + OWN_VARIANCE * (i == j) for j in range(5)] for i in range(5)]
+    _scale: float = 1.0
+    _products: list[list[float]] = field(default_factory=lambda: [[0.0] * 5 for _ in range(5)])
+    _targets: list[float] = field(default_factory=lambda: [0.0] * 5)
 
     @property
     def step(self) -> StepModel:
@@ -56,25 +62,32 @@ class LeastSquares:
         expected = sum([a * b for a, b in zip(scaled, self.multiples, strict=True)])
         if expected <= 0.0:
             return
-        relative = [each / expected for each in scaled]
-        error = min(max(seconds / expected, 1.0 / MAX_RATIO), MAX_RATIO) - 1.0
-        # Huber's weight; the first samples may be far off because the prior is.
-        noise = NOISE_VARIANCE * max(1.0, abs(error) / FULL_ERROR)
-        pulls = [sum([a * b for a, b in zip(line, relative, strict=True)]) for line in self._covariance]
-        scale = FORGETTING * noise + sum([a * b for a, b in zip(pulls, relative, strict=True)])
-        for i, pull in enumerate(pulls):
-            self.multiples[i] = max(MIN_MULTIPLE, self.multiples[i] + pull * error / scale)
-        self._shrink(pulls, scale)
+        ratio = min(max(seconds / expected, 1.0 / MAX_RATIO), MAX_RATIO)
+        taken, error = expected * ratio, abs(ratio - 1.0)
         self.num_samples += 1
+        rate = max(SCALE_RATE, 1.0 / self.num_samples)
+        self._scale *= (taken / (self._scale * sum(scaled))) ** rate
+        # Huber's weight, of errors relative to what was taken.
+        self._add([each / taken for each in scaled], 1.0 if error <= FULL_ERROR else FULL_ERROR / error)
+        self._solve()
 
-    def _shrink(self, pulls: list[float], scale: float) -> None:
-        covariance = self._covariance
-        widest = max([covariance[i][i] for i in range(5)])
-        forgetting = FORGETTING if widest < MAX_VARIANCE else 1.0
-        self._covariance = [
-            [(value - pull * other / scale) / forgetting for value, other in zip(line, pulls, strict=True)]
-            for line, pull in zip(covariance, pulls, strict=True)
-        ]
+    def _add(self, relative: list[float], weight: float) -> None:
+        targets = self._targets
+        for i, (line, mine) in enumerate(zip(self._products, relative, strict=True)):
+            pull = weight * mine
+            targets[i] = FORGETTING * targets[i] + pull
+            for j, other in enumerate(relative):
+                line[j] = FORGETTING * line[j] + pull * other
+
+    def _solve(self) -> None:
+        found, scale = self.multiples, self._scale
+        firmness = FIRMNESS / (scale * scale)
+        least = MIN_MULTIPLE * scale
+        for _ in range(NUM_SWEEPS):
+            for i, line in enumerate(self._products):
+                others = sum([a * b for a, b in zip(line, found, strict=True)]) - line[i] * found[i]
+                wanted = self._targets[i] + firmness * scale - others
+                found[i] = max(least, wanted / (line[i] + firmness))
 
     @property
     def _units(self) -> Row:
@@ -101,6 +114,7 @@ class _FirstTokens:
     """First tokens that came together, and since when the replica worked on them."""
 
     since: float
+    first_at: float
     at: float
     tokens: float
     pairs: float
@@ -160,14 +174,14 @@ class Speeds:
         pairs = num_new * (num_tokens - 0.5 * num_new)
         last, sums = self._last, self._sums
         self._sums = Mark(now, sums.tokens + num_new, sums.pairs + pairs, sums.decodes_s, sums.context_s)
-        if last is not None and now - last.at < SAME_STEP * self._step.base_s:
+        if last is not None and now - last.first_at < min(SAME_STEP * self._step.base_s, SAME_STEP_S):
             last.at, last.tokens, last.pairs = now, last.tokens + num_new, last.pairs + pairs
             return self._sums
         self._learn_first_tokens()
         was_ahead = last is not None and last.at > sent_at
         since = last.at if last is not None and was_ahead else sent_at
         taught = 0 if is_delayed else num_new
-        self._last = _FirstTokens(since, now, taught, pairs, num_running, context_tokens, not was_ahead)
+        self._last = _FirstTokens(since, now, now, taught, pairs, num_running, context_tokens, not was_ahead)
         return self._sums
 
     def ended(
