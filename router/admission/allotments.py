@@ -19,7 +19,7 @@ from router.admission.callers import Callers
 from router.admission.meters import DAY, MONTH, period_of
 from router.ports import Clock
 from router.store import names
-from router.store.connection import Script, Store
+from router.store.connection import Script, Store, stopped
 from router.store.errors import StoreAway
 
 # Between looks at places that are not used, and between full syncs.
@@ -51,9 +51,7 @@ class Allotments:
         try:
             yield
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await stopped(task)
             await self._return_all()
 
     async def refill(self, account: Account, num_tokens: float) -> None:

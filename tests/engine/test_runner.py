@@ -180,6 +180,6 @@ def test_weights_are_in_memory_once() -> None:
     before = anonymous_mib()
     model = load(checkpoint, torch.bfloat16, torch.device("cpu"))
     weights_mib = 2 * 134_515_008 / 2**20
-    assert weights_mib < anonymous_mib() - before + 1
+    assert 0.95 * weights_mib < anonymous_mib() - before
     assert anonymous_mib() - before < 1.15 * weights_mib
     del model

@@ -91,7 +91,9 @@ def main() -> None:
         corpus.mkdir(parents=True, exist_ok=True)
         for number, seed in enumerate(seeds()):
             (corpus / f"seed-{number:03d}").write_bytes(seed)
-        limits = [f"-max_total_time={flags.seconds}", f"-max_len={MAX_INPUT_BYTES}", "-print_final_stats=1"]
+        # The memory that libFuzzer sees is also that of whoever started this process.
+        limits = [f"-max_total_time={flags.seconds}", f"-max_len={MAX_INPUT_BYTES}", "-rss_limit_mb=0"]
+        limits.append("-print_final_stats=1")
         atheris.Setup([sys.argv[0], *limits, f"-artifact_prefix={corpus}/", str(corpus)], check)
         atheris.Fuzz()
 
