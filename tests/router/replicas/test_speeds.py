@@ -35,6 +35,19 @@ def test_a_hundred_samples_tell_how_long_a_step_takes(truth: StepModel) -> None:
         assert seconds(squares.step, row) == pytest.approx(seconds(truth, row), rel=0.2)
 
 
+def test_coefficients_that_are_nothing_do_not_lead_the_others_astray() -> None:
+    """The fault: a recursive inverse that diverged after hundreds of samples where some coefficients stay at zero."""
+    dice, squares = Random(6), LeastSquares()
+    fast = StepModel(base_s=0.0068, token_s=1.8e-5, attention_s=0.0, sequence_s=0.0, context_s=7.6e-8)
+    for _ in range(3000):
+        row = random_row(dice)
+        squares.learn(row, seconds(fast, row) * dice.uniform(0.8, 1.2))
+    for _ in range(50):
+        row = random_row(dice)
+        assert seconds(squares.step, row) == pytest.approx(seconds(fast, row), rel=0.2)
+    assert squares.step.base_s == pytest.approx(fast.base_s, rel=0.3)
+
+
 def test_one_sample_corrects_the_scale_of_all_coefficients() -> None:
     squares, row = LeastSquares(), (1.0, 4000.0, 8e6, 0.0, 0.0)
     before = squares.step
