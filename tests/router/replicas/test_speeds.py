@@ -36,7 +36,7 @@ def test_a_hundred_samples_tell_how_long_a_step_takes(truth: StepModel) -> None:
 
 
 def test_coefficients_that_are_nothing_do_not_lead_the_others_astray() -> None:
-    """The fault: a recursive inverse that diverged after hundreds of samples where some coefficients stay at zero."""
+    """Over thousands of samples, which is when a fault of the solver's own would have grown."""
     dice, squares = Random(6), LeastSquares()
     fast = StepModel(base_s=0.0068, token_s=1.8e-5, attention_s=0.0, sequence_s=0.0, context_s=7.6e-8)
     for _ in range(3000):
