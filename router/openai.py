@@ -7,12 +7,14 @@ that routing needs; unknown fields pass through untouched.
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from router.core import Surface, Usage
 from router.errors import InvalidRequest, PointsmanError, UpstreamStatus
+
+T = TypeVar("T")
 
 MAX_RETRY_AFTER_S = 60.0
 
@@ -82,6 +84,17 @@ def peek(body: bytes, surface: Surface) -> Peek:
     return fields
 
 
+def decoded(body: bytes, kind: type[T]) -> tuple[dict[str, Any], T]:
+    """A body's fields, and as this type of struct. Raises InvalidRequest that names the field."""
+    try:
+        fields = msgspec.json.decode(body)
+        return fields, msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise invalid_field(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+
+
 def invalid_field(message: str) -> InvalidRequest:
     """What msgspec says of a body, in words that name the field."""
     if missing := _MISSING.search(message):
@@ -119,6 +132,14 @@ def _check_prompt(prompt: object, name: str) -> None:
 
 def _are_token_ids(item: object) -> bool:
     return isinstance(item, list) and bool(item) and all(type(i) is int and 0 <= i < 2**32 for i in item)
+
+
+def text_field(item: Any, name: str, where: str) -> str:
+    """The text of that name in a part of a body that is at `where`. Raises InvalidRequest."""
+    value = item.get(name) if isinstance(item, dict) else None
+    if not isinstance(value, str):
+        raise InvalidRequest(f"`{where}.{name}` must be a string.", param=f"{where}.{name}")
+    return value
 
 
 def without_field(body: bytes, name: str) -> bytes:

@@ -93,11 +93,6 @@ def _hook(options: Options, reach: Reach) -> Hook | None:
     )
 
 
-def wants_async(headers: Mapping[str, str]) -> bool:
-    """RFC 7240: `Prefer: respond-async`."""
-    return any(word.strip().lower() == "respond-async" for word in headers.get("prefer", "").split(","))
-
-
 def same_key(owner: str, headers: Mapping[str, str]) -> str:
     """The key of idempotency, which is its owner's alone; empty where there is none. Raises InvalidRequest."""
     key: Any = headers.get("idempotency-key", "")

@@ -40,13 +40,11 @@ log = logging.getLogger(__name__)
 
 
 class BatchState(StrEnum):
-    """VALIDATING -> FAILED or IN_PROGRESS -> FINALIZING -> COMPLETED; IN_PROGRESS -> EXPIRED; CANCELLING -> CANCELLED
-    from whatever is not over."""
+    """VALIDATING -> FAILED or IN_PROGRESS -> COMPLETED or EXPIRED; CANCELLING, from what is not over -> CANCELLED."""
 
     VALIDATING = "validating"
     FAILED = "failed"
     IN_PROGRESS = "in_progress"
-    FINALIZING = "finalizing"
     COMPLETED = "completed"
     EXPIRED = "expired"
     CANCELLING = "cancelling"

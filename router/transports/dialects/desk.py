@@ -15,7 +15,7 @@ import msgspec
 from router.core import Headers, Outcome, Request, Surface
 from router.errand import Errand
 from router.errors import InvalidRequest, PointsmanError
-from router.headers import find, request_id
+from router.headers import JSON, find, request_id
 from router.openai import error_body, retry_after
 from router.ports import Clock, Reply, ResponseStore
 from router.transports.asking import new_request
@@ -30,7 +30,6 @@ Begin = Callable[[Request, Reply], Errand]
 Count = Callable[[Request], Coroutine[Any, Any, int]]
 
 RESPONSES, MESSAGES, COUNT_TOKENS = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
-_JSON: Headers = (("content-type", "application/json"),)
 
 
 class UnknownResponse(InvalidRequest):
@@ -214,6 +213,6 @@ def _text_item(text: str) -> dict[str, Any]:
 
 
 def _answer(reply: Reply, status: int, body: bytes, headers: Headers, more: Headers = ()) -> None:
-    reply.head(status, (*_JSON, *more), (("x-request-id", request_id(headers)),), len(body))
+    reply.head(status, (*JSON, *more), (("x-request-id", request_id(headers)),), len(body))
     reply.write(body)
     reply.end(Outcome.OK if status < 400 else Outcome.REJECTED, is_complete=True)

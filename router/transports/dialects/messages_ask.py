@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from router.errors import InvalidRequest
-from router.openai import invalid_field
+from router.openai import decoded, text_field
 
 # Same name and meaning in both APIs.
 _SAME = ("temperature", "top_p", "top_k", "service_tier", "priority", "cache_salt", "chat_template_kwargs")
@@ -32,13 +32,7 @@ class Ask(msgspec.Struct, kw_only=True):
 
 def decode(body: bytes, *, is_count: bool = False) -> tuple[Ask, bytes]:
     """The request and its chat body. Only a count of tokens may leave out `max_tokens`."""
-    try:
-        fields = msgspec.json.decode(body)
-        ask = msgspec.convert(fields, Ask)
-    except msgspec.ValidationError as error:
-        raise invalid_field(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+    fields, ask = decoded(body, Ask)
     if ask.max_tokens is None and not is_count:
         raise InvalidRequest("The field `max_tokens` is required.", param="max_tokens")
     return ask, msgspec.json.encode(_chat(ask, fields))
@@ -90,12 +84,14 @@ def _user(content: Any, where: str) -> list[dict[str, Any]]:
         place = f"{where}.content[{i}]"
         match block.get("type"):
             case "text":
-                parts.append({"type": "text", "text": _text(block, "text", place)})
+                parts.append({"type": "text", "text": text_field(block, "text", place)})
             case "image":
                 parts.append({"type": "image_url", "image_url": {"url": _image(block.get("source"), place)}})
             case "tool_result":
                 shown = _text_of(block.get("content") or "", f"{place}.content")
-                results.append({"role": "tool", "tool_call_id": _text(block, "tool_use_id", place), "content": shown})
+                results.append(
+                    {"role": "tool", "tool_call_id": text_field(block, "tool_use_id", place), "content": shown}
+                )
             case other:
                 raise _unsupported(place, other)
     if not parts:
@@ -113,11 +109,11 @@ def _assistant(content: Any, where: str) -> dict[str, Any]:
         place = f"{where}.content[{i}]"
         match block.get("type"):
             case "text":
-                texts.append(_text(block, "text", place))
+                texts.append(text_field(block, "text", place))
             case "tool_use":
                 arguments = msgspec.json.encode(block.get("input") or {}).decode()
-                function = {"name": _text(block, "name", place), "arguments": arguments}
-                calls.append({"id": _text(block, "id", place), "type": "function", "function": function})
+                function = {"name": text_field(block, "name", place), "arguments": arguments}
+                calls.append({"id": text_field(block, "id", place), "type": "function", "function": function})
             case kind if kind in _THOUGHTS:
                 pass
             case other:
@@ -138,7 +134,7 @@ def _text_of(content: Any, where: str) -> str:
         return content
     if not isinstance(content, list):
         raise InvalidRequest(f"`{where}` must be a string or a list of blocks.", param=where)
-    return "".join(_text(block, "text", f"{where}[{i}]") for i, block in enumerate(content))
+    return "".join(text_field(block, "text", f"{where}[{i}]") for i, block in enumerate(content))
 
 
 def _image(source: Any, where: str) -> str:
@@ -153,7 +149,7 @@ def _image(source: Any, where: str) -> str:
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise InvalidRequest(f"`{where}.type` must be `custom`: hosted tools run at Anthropic.", param=f"{where}.type")
-    function = {"name": _text(tool, "name", where), "parameters": tool.get("input_schema") or {"type": "object"}}
+    function = {"name": text_field(tool, "name", where), "parameters": tool.get("input_schema") or {"type": "object"}}
     if tool.get("description"):
         function["description"] = tool["description"]
     return {"type": "function", "function": function}
@@ -167,16 +163,9 @@ def _tool_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
         case "any":
             return {"tool_choice": "required", **parallel}
         case "tool":
-            function = {"name": _text(choice, "name", "tool_choice")}
+            function = {"name": text_field(choice, "name", "tool_choice")}
             return {"tool_choice": {"type": "function", "function": function}, **parallel}
     raise InvalidRequest("`tool_choice.type` must be auto, any, tool or none.", param="tool_choice.type")
-
-
-def _text(item: Any, name: str, where: str) -> str:
-    value = item.get(name) if isinstance(item, dict) else None
-    if not isinstance(value, str):
-        raise InvalidRequest(f"`{where}.{name}` must be a string.", param=f"{where}.{name}")
-    return value
 
 
 def _unsupported(where: str, kind: object) -> InvalidRequest:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from router.errors import InvalidRequest
-from router.openai import invalid_field
+from router.openai import decoded, text_field
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 # Same name and meaning in both APIs.
@@ -72,13 +72,7 @@ class Asked:
 
 
 def decode(body: bytes) -> Asked:
-    try:
-        fields = msgspec.json.decode(body)
-        ask = msgspec.convert(fields, Ask)
-    except msgspec.ValidationError as error:
-        raise invalid_field(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+    fields, ask = decoded(body, Ask)
     for name in ("conversation", "prompt"):
         if getattr(ask, name) is not None:
             raise InvalidRequest(f"`{name}` is not supported: what it names is kept by OpenAI.", param=name)
@@ -119,13 +113,13 @@ def _message(item: Mapping[str, Any], where: str) -> dict[str, Any] | None:
                 raise InvalidRequest(f"`{where}.role` must be one of {', '.join(_ROLES)}.", param=f"{where}.role")
             return {"role": role, "content": _content(item.get("content"), f"{where}.content")}
         case "function_call":
-            function = {"name": _text(item, "name", where), "arguments": _text(item, "arguments", where)}
-            call = {"id": _text(item, "call_id", where), "type": "function", "function": function}
+            function = {"name": text_field(item, "name", where), "arguments": text_field(item, "arguments", where)}
+            call = {"id": text_field(item, "call_id", where), "type": "function", "function": function}
             return {"role": "assistant", "content": None, "tool_calls": [call]}
         case "function_call_output":
             content = item.get("output")
             shown = content if isinstance(content, str) else _content(content, f"{where}.output")
-            return {"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": shown}
+            return {"role": "tool", "tool_call_id": text_field(item, "call_id", where), "content": shown}
         case "reasoning":
             return None  # what a model thought is not said to it again
         case other:
@@ -158,7 +152,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise InvalidRequest(f"`{where}.type` must be `function`: hosted tools run at OpenAI.", param=f"{where}.type")
     kept = ("name", "description", "parameters", "strict")
     function = {name: tool[name] for name in kept if tool.get(name) is not None}
-    return {"type": "function", "function": {"name": _text(tool, "name", where), **function}}
+    return {"type": "function", "function": {"name": text_field(tool, "name", where), **function}}
 
 
 def _tool_choice(choice: str | Mapping[str, Any]) -> Any:
@@ -166,7 +160,7 @@ def _tool_choice(choice: str | Mapping[str, Any]) -> Any:
         return choice
     if choice.get("type") != "function":
         raise InvalidRequest("`tool_choice.type` must be `function`.", param="tool_choice.type")
-    return {"type": "function", "function": {"name": _text(choice, "name", "tool_choice")}}
+    return {"type": "function", "function": {"name": text_field(choice, "name", "tool_choice")}}
 
 
 def _response_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -179,10 +173,3 @@ def _response_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
         raise InvalidRequest("`text.format.type` must be text, json_object or json_schema.", param="text.format.type")
     schema = {name: form[name] for name in ("name", "schema", "strict", "description") if form.get(name) is not None}
     return {"type": "json_schema", "json_schema": schema}
-
-
-def _text(item: Mapping[str, Any], name: str, where: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise InvalidRequest(f"`{where}.{name}` must be a string.", param=f"{where}.{name}")
-    return value

@@ -5,13 +5,12 @@ from enum import Enum
 
 from router.core import Headers, Outcome
 from router.errors import BadAnswer, PointsmanError
-from router.headers import is_event_stream
+from router.headers import JSON, is_event_stream
 from router.ports import Flow, Reply, Teller
 from router.transports import chunks
 from router.transports.chunks import Events, Failure
 
 MAX_WHOLE_BYTES = 32 * 2**20
-_JSON: Headers = (("content-type", "application/json"),)
 # Of the engine's answer, not of ours.
 _OF_BODY = frozenset(("content-type", "content-length", "content-encoding"))
 
@@ -69,7 +68,7 @@ class TranslatingReply:
         status, headers, own = self._head
         status, body = self._translated(status, is_complete)
         passed = tuple(pair for pair in headers if pair[0] not in _OF_BODY)
-        self._reply.head(status, (*passed, *_JSON), own, len(body))
+        self._reply.head(status, (*passed, *JSON), own, len(body))
         self._reply.write(body)
         self._reply.end(outcome, is_complete=True)
 
