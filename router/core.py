@@ -74,11 +74,12 @@ class Slo(msgspec.Struct, frozen=True, gc=False):
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """One call of a client. `body` holds the bytes as received; `messages` and `prompt` (in embeddings: `input`) are
-    decoded views of it. `standing` is who asks where that was settled before, as a job's was when it was submitted."""
+    """One call of a client. `surface` is one of ours, or the target of an engine's route that is passed on as it is.
+    `body` holds the bytes as received; `messages` and `prompt` (in embeddings: `input`) are decoded views of it.
+    `standing` is who asks where that was settled before, as a job's was when it was submitted."""
 
     id: str
-    surface: Surface
+    surface: Surface | str
     model: str
     body: bytes
     arrived: float
@@ -145,10 +146,19 @@ class ReplicaState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Merge:
+    """Requests of one prompt each are gathered for `wait_s` seconds, or until there are `most`; they go as one call."""
+
+    wait_s: float
+    most: int = 32
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaSpec:
     """What discovery says of a replica. `url` has no trailing slash; `tokenizer` is a path on this host, or `engine`
     where the replica's own /tokenize is asked. `kv` is where its KV events come from and `replay` where they can be had
-    again, both as URLs; `rank` is its data-parallel rank, where it is one of several."""
+    again, both as URLs; `rank` is its data-parallel rank, where it is one of several; `merge` where it does not batch
+    by itself."""
 
     url: str
     api_key: str | None = None
@@ -156,6 +166,7 @@ class ReplicaSpec:
     kv: str | None = None
     replay: str | None = None
     rank: int | None = None
+    merge: Merge | None = None
 
     @property
     def id(self) -> str:
@@ -221,7 +232,8 @@ class Replica:
     @property
     def num_running(self) -> int:
         """Of those, the ones that are not known to wait for their first token."""
-        return self.num_requests - self.prefilling - self.sibling_prefilling + self.silent
+        num_requests = self.in_flight + self.sibling_in_flight + self.foreign_requests
+        return num_requests - self.prefilling - self.sibling_prefilling + self.silent
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -275,7 +287,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     matched_tokens: int
     uncached_tokens: int
     expected_wait_s: float
-    scores: Mapping[str, float]
+    scores: Mapping[str, float] = {}
     prefill_s: float = 0.0
     output_tokens: float = 0.0
 
@@ -286,8 +298,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         return f"policy={self.policy}; matched_tokens={self.matched_tokens}; expected_wait_ms={wait_ms:.1f}"
 
 
-@dataclass(eq=False, slots=True)
-class Lease:
+class Lease(msgspec.Struct, eq=False):
     """The reservation of a decision: held from the choice until the body ends, released exactly once.
 
     Leaving the `with` block without a release counts as the client's leaving when cancelled, else as a failure.
@@ -310,6 +321,7 @@ class Lease:
     charged_tokens: float = 0.0
     charge_rate: float = 0.0
     on_displaced: Callable[[], None] | None = None
+    listeners: list[Callable[["Lease"], None]] = []
 
     @property
     def replica(self) -> Replica:
@@ -322,13 +334,7 @@ class Lease:
 
     def when_released(self, callback: Callable[["Lease"], None]) -> None:
         """Call this as well, after the counts have been given back."""
-        before = self.on_released
-
-        def release(lease: "Lease") -> None:
-            before(lease)
-            callback(lease)
-
-        self.on_released = release
+        self.listeners.append(callback)
 
     def start(self) -> None:
         """The first content byte came: the prompt is computed. Later calls do nothing."""
@@ -342,6 +348,8 @@ class Lease:
             raise RuntimeError(f"{self!r} was already released")
         self.outcome, self.error = outcome, error
         self.on_released(self)
+        for listener in self.listeners:
+            listener(self)
 
     def __enter__(self) -> "Lease":
         return self

@@ -8,8 +8,10 @@ import asyncio
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 from router import headers, openai
-from router.core import Attempt, Demand, Headers, Lease, Outcome, Request, Usage, Whereabouts
+from router.core import Attempt, Demand, Headers, Lease, Outcome, Request, Surface, Usage, Whereabouts
 from router.errand import Ending, Errand, own_task
 from router.errors import (
     BadAnswer,
@@ -51,8 +53,7 @@ class ClientStalled(PointsmanError):
     code = "client_stalled"
 
 
-@dataclass(eq=False, slots=True)
-class Incoming:
+class Incoming(msgspec.Struct, eq=False):
     """One answer of a replica, as far as it came. `status` is 0 until the head."""
 
     last_byte_at: float
@@ -271,7 +272,7 @@ class Relay:
         answer = self._incoming
         if not answer.is_success:
             self._settle(answer.status_error())
-        elif answer.events is not None and not answer.events.is_done:
+        elif answer.events is not None and not answer.events.is_done and isinstance(self.request.surface, Surface):
             self._settle(ConnectionCut("The replica ended its stream without [DONE]."))
         else:
             self._finish()

@@ -59,7 +59,7 @@ def _grant(line: Line[None]) -> None:
         nonlocal left
         left -= 1
         if left >= 0:
-            line.serve(waiter.standing, 640.0, 0.0)
+            line.serve(line.flows.get(waiter.standing), waiter.band, 640.0, 0.0)
         return left >= 0
 
     line.advance(serve)

@@ -49,9 +49,6 @@ class Gate:
         num_open = self.num_open if self.elsewhere is None else self.num_open + self.elsewhere()
         if num_open >= self.max_open_requests:
             raise Overloaded(f"{num_open} requests are open, as many as allowed", retry_after_s=RETRY_AFTER_S)
-        if request.standing is not None:
-            self._count(self.num_open + 1)
-            return Pass(request.standing)
         if request.standing is not None:  # settled when the job was submitted
             self._count(self.num_open + 1)
             return Pass(request.standing)

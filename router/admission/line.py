@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from router.admission.bands import NUM_BANDS, BandTerms
 from router.admission.crowds import Crowd
-from router.admission.flows import Flows
+from router.admission.flows import Flow, Flows
 from router.admission.shares import Shares
 from router.admission.stretches import Stretches
 from router.admission.waiters import NO_LIMITS, Limits, Waiter, due_of, limits_of, standing_of
@@ -126,15 +126,15 @@ class Line(Generic[T]):
             del self._lanes[lane.limits]
         self.flows.end_wait(flow)
 
-    def serve(self, standing: Standing, num_tokens: float, now: float) -> float:
-        """A place was given to this flow, waiting or not, for about so many tokens. Returns the rate of the charge."""
-        if len(self._waiting_ranks()) > 1:
-            self._shares.served(standing.band, num_tokens, self._waits_s(now))
-        return self.flows.serve(self.flows.get(standing), num_tokens)
+    def serve(self, flow: Flow, rank: int, num_tokens: float, now: float) -> float:
+        """A place in this band was given to this flow, waiting or not, for about so many tokens. Returns the rate of the
+        charge."""
+        if self.num_waiting and len(self._waiting_ranks()) > 1:
+            self._shares.served(rank, num_tokens, self._waits_s(now))
+        return self.flows.serve(flow, num_tokens)
 
-    def settle(self, standing: Standing, num_tokens: float, rate: float) -> None:
+    def settle(self, flow: Flow, num_tokens: float, rate: float) -> None:
         """It took so many more tokens than it was charged; a refund where that is less than none."""
-        flow = self.flows.get(standing)
         self.flows.settle(flow, num_tokens, rate)
         if num_tokens < 0.0:
             for crowd in flow.crowds:

@@ -262,9 +262,10 @@ class LocalQueue:
 
     def _charge(self, queue: _PoolLine, lease: Lease, now: float) -> None:
         """Its flow pays at once for what the request will likely take."""
-        standing = standing_of(lease.demand)
-        lease.charged_tokens = num_tokens = expected_tokens(lease, queue.line.flows.get(standing))
-        lease.charge_rate = queue.line.serve(standing, num_tokens, now)
+        line, standing = queue.line, standing_of(lease.demand)
+        flow = line.flows.get(standing)
+        lease.charged_tokens = num_tokens = expected_tokens(lease, flow)
+        lease.charge_rate = line.serve(flow, standing.band, num_tokens, now)
         lease.when_released(self._settle)
         if queue.ration is not None:
             queue.ration.took(lease)
@@ -273,12 +274,13 @@ class LocalQueue:
     def _settle(self, lease: Lease) -> None:
         """Its flow pays for what it took in truth, and gets back the rest."""
         standing, queue = standing_of(lease.demand), self._line_of(lease.demand.pool)
-        line, taken = queue.line, actual_tokens(lease)
+        taken, flow = actual_tokens(lease), queue.line.flows.get(standing)
         if lease.outcome is Outcome.OK:
-            queue.service.ended(self.clock() - lease.taken_at)
-        learn_output(line.flows.get(standing), lease)
-        line.settle(standing, taken - lease.charged_tokens, lease.charge_rate)
-        charged = self._granted.pop(lease, None)
+            ended_at = self.clock() if lease.ended_at is None else lease.ended_at
+            queue.service.ended(ended_at - lease.taken_at)
+        learn_output(flow, lease)
+        queue.line.settle(flow, taken - lease.charged_tokens, lease.charge_rate)
+        charged = self._granted.pop(lease, None) if self._granted else None
         if charged is not None and queue.ration is not None:
             queue.ration.turns.settle(standing, (taken - charged) / standing.weight)
 

@@ -4,8 +4,9 @@ A lease counts from the choice until the body ends, not until headers arrive: th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from router.core import Decision, Demand, Lease, Outcome
 from router.errors import PointsmanError, UpstreamStatus
@@ -38,8 +39,7 @@ def judge(outcome: Outcome | None, error: BaseException | None) -> Verdict:
     return Verdict.NOTHING
 
 
-@dataclass(eq=False, slots=True)
-class Share:
+class Share(msgspec.Struct, eq=False):
     """One open lease's share in its member's counts. `mark` is where the sums of its replica stood at its first token,
     or when it came, if it is silent: its answer comes in one piece, and no byte of it says when the prompt was done. It
     is cold where its adapter has to be loaded first.
@@ -147,7 +147,7 @@ def take(
         is_silent=not demand.request.is_stream,
     )
     if demand.adapter is not None:
-        share.is_cold = not member.residency.use(demand.adapter)
+        share.is_cold = not member.residency.use(demand.adapter, now)
     if share.is_silent:
         share.mark = member.speeds.mark(now, replica.num_running, replica.context_tokens)
         replica.context_tokens += demand.prompt.num_tokens

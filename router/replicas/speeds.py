@@ -11,7 +11,9 @@ and least squares over samples that fade solve them. Coefficients are multiples 
 one wrong scale (a CPU for a GPU) is corrected at once in all of them; samples far off are weighed down.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 from router.steps import StepModel
 
@@ -46,15 +48,21 @@ class LeastSquares:
     at zero."""
 
     prior: StepModel = PRIOR
-    multiples: list[float] = field(default_factory=lambda: [1.0] * 5)
+    multiples: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
     num_samples: int = 0
+    _units: Row = field(init=False)
     _scale: float = 1.0
-    _products: list[list[float]] = field(default_factory=lambda: [[0.0] * 5 for _ in range(5)])
+    # The upper triangle of a symmetric matrix, row by row.
+    _products: list[float] = field(default_factory=lambda: [0.0] * 15)
     _targets: list[float] = field(default_factory=lambda: [0.0] * 5)
+
+    def __post_init__(self) -> None:
+        prior = self.prior
+        self._units = prior.base_s, prior.token_s, prior.attention_s, prior.sequence_s, prior.context_s
 
     @property
     def step(self) -> StepModel:
-        return StepModel(*(multiple * unit for multiple, unit in zip(self.multiples, self._units, strict=True)))
+        return StepModel(*[multiple * unit for multiple, unit in zip(self.multiples, self._units, strict=True)])
 
     def learn(self, row: Row, seconds: float) -> None:
         """`seconds` were taken by so many steps, new tokens, pairs for attention, decodes and context tokens."""
@@ -72,34 +80,31 @@ class LeastSquares:
         self._solve()
 
     def _add(self, relative: list[float], weight: float) -> None:
-        targets = self._targets
-        for i, (line, mine) in enumerate(zip(self._products, relative, strict=True)):
-            pull = weight * mine
-            targets[i] = FORGETTING * targets[i] + pull
-            for j, other in enumerate(relative):
-                line[j] = FORGETTING * line[j] + pull * other
+        pulls = [weight * each for each in relative]
+        news = [pull * other for at, pull in enumerate(pulls) for other in relative[at:]]
+        self._targets = [FORGETTING * old + pull for old, pull in zip(self._targets, pulls, strict=True)]
+        self._products = [FORGETTING * old + new for old, new in zip(self._products, news, strict=True)]
 
     def _solve(self) -> None:
-        found, scale = self.multiples, self._scale
-        firmness = FIRMNESS / (scale * scale)
-        least = MIN_MULTIPLE * scale
+        """Each coefficient in turn, as the others are; written out, as it is done for most answers."""
+        scale, firmness = self._scale, FIRMNESS / (self._scale * self._scale)
+        least, pull = MIN_MULTIPLE * scale, firmness * scale
+        a, b, c, d, e = self.multiples
+        aa, ab, ac, ad, ae, bb, bc, bd, be, cc, cd, ce, dd, de, ee = self._products
+        of_a, of_b, of_c, of_d, of_e = [target + pull for target in self._targets]
         for _ in range(NUM_SWEEPS):
-            for i, line in enumerate(self._products):
-                others = sum([a * b for a, b in zip(line, found, strict=True)]) - line[i] * found[i]
-                wanted = self._targets[i] + firmness * scale - others
-                found[i] = max(least, wanted / (line[i] + firmness))
-
-    @property
-    def _units(self) -> Row:
-        prior = self.prior
-        return prior.base_s, prior.token_s, prior.attention_s, prior.sequence_s, prior.context_s
+            a = max(least, (of_a - ab * b - ac * c - ad * d - ae * e) / (aa + firmness))
+            b = max(least, (of_b - ab * a - bc * c - bd * d - be * e) / (bb + firmness))
+            c = max(least, (of_c - ac * a - bc * b - cd * d - ce * e) / (cc + firmness))
+            d = max(least, (of_d - ad * a - bd * b - cd * c - de * e) / (dd + firmness))
+            e = max(least, (of_e - ae * a - be * b - ce * c - de * d) / (ee + firmness))
+        self.multiples = a, b, c, d, e
 
     def __repr__(self) -> str:
         return f"<LeastSquares {self.num_samples} samples, {1 / self.step.token_s:.0f} tokens/s>"
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True, gc=False):
     """The sums of a replica at one moment."""
 
     at: float
@@ -202,7 +207,7 @@ class Speeds:
             num_new, num_tokens = prefilled
             sums = self._sums
             pairs = num_new * (num_tokens - 0.5 * num_new)
-            self._sums = replace(sums, tokens=sums.tokens + num_new, pairs=sums.pairs + pairs)
+            self._sums = Mark(sums.at, sums.tokens + num_new, sums.pairs + pairs, sums.decodes_s, sums.context_s)
         until = self.mark(now, num_running, context_tokens)
         seconds = until.at - since.at
         if num_output is None or num_output < MIN_ANSWER_TOKENS or seconds <= 0.0:

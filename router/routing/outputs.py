@@ -7,6 +7,8 @@ changes and needs no memory of answers.
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+import msgspec
+
 from router.core import Demand, Lease, Outcome
 
 PRIOR_TOKENS = 256.0
@@ -17,8 +19,7 @@ FIRST_STEP, LAST_STEP = 0.5, 0.03
 MAX_TENANTS = 10_000
 
 
-@dataclass(eq=False, slots=True)
-class _Quantile:
+class _Quantile(msgspec.Struct, gc=False):
     tokens: float = PRIOR_TOKENS
     step: float = FIRST_STEP
 
@@ -46,13 +47,19 @@ class OutputLengths:
         num_tokens = lease.output_tokens
         if lease.outcome is not Outcome.OK or num_tokens is None:
             return
-        demand = lease.demand
-        for key in {_key(demand), ("", demand.pool.model)}:
-            found = self._found.setdefault(key, _Quantile())
-            found.learn(num_tokens)
-            self._found.move_to_end(key)
-        if len(self._found) > MAX_TENANTS:
-            self._found.popitem(last=False)
+        key, usual = _key(lease.demand), ("", lease.demand.pool.model)
+        self._learn(usual, num_tokens)
+        if key != usual:
+            self._learn(key, num_tokens)
+
+    def _learn(self, key: tuple[str, str], num_tokens: int) -> None:
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = _Quantile()
+            if len(self._found) > MAX_TENANTS:
+                self._found.popitem(last=False)
+        found.learn(num_tokens)
+        self._found.move_to_end(key)
 
     def __repr__(self) -> str:
         return f"<OutputLengths of {len(self._found)} tenants and models>"

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import islice
 from statistics import median
-from typing import NamedTuple
+
+import msgspec
 
 from router.choice import View, Weighed
 from router.core import Decision, Demand, Lease, Prompt, Replica
-from router.routing.cost import Need, Terms, Weights, terms, wait_s
+from router.routing.cost import Need, Weights, expected_wait_s, terms, total_s, wait_s
 from router.routing.ring import affinity
 from router.steps import StepModel
 
@@ -34,13 +35,17 @@ MAX_SESSIONS = 50_000
 SESSION_SHARE = 0.5
 
 
-class Option(NamedTuple):
-    """A replica looked at closely. `cost` is the sum of the terms, in seconds."""
+class Option(msgspec.Struct, gc=False):
+    """A replica looked at closely, and what it would cost in seconds. `matched_tokens` are cached there as far as is
+    known, `held_tokens` are taken to be, `host_tokens` of them in host memory; prefill is queued for `queued_s`."""
 
-    cost: float
     replica: Replica
+    step: StepModel
     matched_tokens: int
-    terms: Terms
+    held_tokens: int
+    host_tokens: int
+    queued_s: float
+    cost: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -92,26 +97,30 @@ class Pointsman:
         if not options:
             return None
         best = self._best(demand, view, options)
+        num_tokens = demand.prompt.num_tokens
         return Decision(
             replica=best.replica,
             policy=self.name,
             matched_tokens=best.matched_tokens,
-            uncached_tokens=demand.prompt.num_tokens - best.matched_tokens,
-            expected_wait_s=best.terms.wait,
-            scores=best.terms.by_name,
-            prefill_s=best.terms.own_prefill_s,
+            uncached_tokens=num_tokens - best.matched_tokens,
+            expected_wait_s=expected_wait_s(best.replica, best.step, best.queued_s, num_tokens),
+            prefill_s=best.step.prefill_s(num_tokens - best.held_tokens, num_tokens),
             output_tokens=view.expected_output_tokens,
         )
 
     def explain(self, demand: Demand, view: View) -> Sequence[Weighed]:
-        fleet = self._fleet(demand, view)
-        options = {each.replica.id: each for each in self._weighed(demand, view, fleet, view.replicas)}
+        options = self._weighed(demand, view, self._fleet(demand, view), view.replicas)
+        need, found = _need(demand, view, options), {each.replica.id: each for each in options}
         return [
-            Weighed(each, found.matched_tokens, None, found.cost, found.terms.by_name)
-            if (found := options.get(each.id)) is not None
+            self._explained(need, option)
+            if (option := found.get(each.id)) is not None
             else Weighed(each, view.matches.get(each.id, 0) * demand.prompt.block_size, self._why_not(demand, each))
             for each in view.replicas
         ]
+
+    def _explained(self, need: Need, option: Option) -> Weighed:
+        found = terms(need, option.replica, option.step, option.held_tokens, option.host_tokens, self.weights)
+        return Weighed(option.replica, option.matched_tokens, None, option.cost, found.by_name)
 
     def _why_not(self, demand: Demand, replica: Replica) -> str:
         if replica.id in demand.tried:
@@ -139,44 +148,53 @@ class Pointsman:
         return found
 
     def _weighed(self, demand: Demand, view: View, fleet: _Fleet, replicas: Sequence[Replica]) -> list[Option]:
-        matches, device, prompt = view.matches, view.device_matches, demand.prompt
-        block_size, shared, most = prompt.block_size, _shared_tokens(prompt), max(0, prompt.num_tokens - 1)
-        guess_id, guess_tokens = self._guess(demand)
-        free = [each for each in replicas if self._may_take(demand, view.now, each)]
+        options = self._places(demand, view, fleet, replicas)
+        need, weights = _need(demand, view, options), self.weights
+        for each in options:
+            each.cost = total_s(
+                need, each.replica, each.step, each.queued_s, each.held_tokens, each.host_tokens, weights
+            )
+        return options
+
+    def _places(self, demand: Demand, view: View, fleet: _Fleet, replicas: Sequence[Replica]) -> list[Option]:
+        """Those that may take the demand, without their costs."""
+        matches, device, prompt, now = view.matches, view.device_matches, demand.prompt, view.now
         # An engine computes at least the last token, whatever it has cached.
-        matched = [min(matches.get(each.id, 0) * block_size, most) for each in free]
-        counted = [
-            max(tokens, shared, guess_tokens if each.id == guess_id else 0)
-            for each, tokens in zip(free, matched, strict=True)
-        ]
-        need = _need(demand, view, max(counted, default=0))
-        found = []
-        for each, tokens, held in zip(free, matched, counted, strict=True):
-            num_host = 0 if device is matches else (matches.get(each.id, 0) - device.get(each.id, 0)) * block_size
-            worth = terms(need, each, fleet.odd.get(each.id, fleet.step), held, num_host, self.weights)
-            found.append(Option(worth.total, each, tokens, worth))
+        block_size, most = prompt.block_size, max(0, prompt.num_tokens - 1)
+        shared, (guess_id, guess_tokens) = _shared_tokens(prompt), self._guess(demand)
+        step, odd, is_plain = fleet.step, fleet.odd, demand.adapter is None and not demand.tried
+        max_in_flight, useful_depth_s, found = self.max_in_flight, self.useful_depth_s, []
+        for each in replicas:
+            id, queued_s = each.id, wait_s(each, now)
+            if each.in_flight + each.sibling_in_flight >= max_in_flight:
+                continue
+            if (each.prefilling and queued_s > useful_depth_s) or not (is_plain or _serves(demand, each)):
+                continue
+            num_blocks = matches.get(id, 0)
+            matched = held = min(num_blocks * block_size, most)
+            if held < shared:
+                held = shared
+            if id == guess_id and held < guess_tokens:
+                held = guess_tokens
+            num_host = 0 if device is matches else (num_blocks - device.get(id, 0)) * block_size
+            found.append(Option(each, odd.get(id, step), matched, held, num_host, queued_s))
         return found
 
-    def _may_take(self, demand: Demand, now: float, replica: Replica) -> bool:
-        if replica.in_flight + replica.sibling_in_flight >= self.max_in_flight or replica.id in demand.tried:
-            return False
-        if demand.adapter is not None and demand.adapter not in replica.adapters:
-            return False
-        return replica.prefilling == 0 or wait_s(replica, now) <= self.useful_depth_s
-
     def _best(self, demand: Demand, view: View, options: Sequence[Option]) -> Option:
-        lowest = min(options, key=lambda option: option.cost)
-        tie_s = _half_step_s(demand.prompt, lowest.replica.step) if self.tie_s is None else self.tie_s
-        tied = [each for each in options if each.cost <= lowest.cost + tie_s]
+        lowest = options[0]
+        for each in options:
+            if each.cost < lowest.cost:
+                lowest = each
+        most_s = lowest.cost + (_half_step_s(demand.prompt, lowest.replica.step) if self.tie_s is None else self.tie_s)
+        tied = [each for each in options if each.cost <= most_s]
         if len(tied) == 1:
             return lowest
-        key = demand.request.session
-
-        def rank(option: Option) -> tuple[int, float, int]:
-            replica = option.replica
-            return view.num_blocks(replica.id), replica.last_used, affinity(replica.id, key, demand.prompt)
-
-        return min(tied, key=rank)
+        ranks = [(view.num_blocks(each.replica.id), each.replica.last_used) for each in tied]
+        first = min(ranks)
+        if ranks.count(first) == 1:
+            return tied[ranks.index(first)]
+        key, equal = demand.request.session, [each for each, rank in zip(tied, ranks, strict=True) if rank == first]
+        return min(equal, key=lambda option: affinity(option.replica.id, key, demand.prompt))
 
     def _fleet(self, demand: Demand, view: View) -> _Fleet:
         fleet = self._fleets.get(demand.pool.model)
@@ -222,9 +240,13 @@ class Pointsman:
         return f"<Pointsman {self.name} {len(self._sessions)} sessions>"
 
 
-def _need(demand: Demand, view: View, most_held: int) -> Need:
-    request = demand.request
-    return Need(view.now, demand.prompt, view.expected_output_tokens, most_held, demand.adapter, request.slo)
+def _serves(demand: Demand, replica: Replica) -> bool:
+    return replica.id not in demand.tried and (demand.adapter is None or demand.adapter in replica.adapters)
+
+
+def _need(demand: Demand, view: View, options: Sequence[Option]) -> Need:
+    most_held = max([each.held_tokens for each in options], default=0)
+    return Need(view.now, demand.prompt, view.expected_output_tokens, most_held, demand.adapter, demand.request.slo)
 
 
 def _differs(step: StepModel, usual: StepModel) -> bool:

@@ -37,7 +37,7 @@ def drain(
 
     def serve(waiter: Waiter[None]) -> bool:
         if fits(waiter):
-            line.serve(waiter.standing, charge, now)
+            line.serve(line.flows.get(waiter.standing), waiter.band, charge, now)
             served.append(waiter.demand.request.id)
         return fits(waiter)
 
@@ -237,9 +237,9 @@ def test_a_refund_moves_its_flow_forward_at_once() -> None:
     line: Line[None] = Line()
     for number, tenant in enumerate(["a", "b", "a", "b"]):
         join(line, f"{tenant}{number}", sequence=number, standing=standing(tenant))
-    rate = line.serve(standing("a"), 1000.0, 0.0)
-    line.serve(standing("b"), 100.0, 0.0)
-    line.settle(standing("a"), -1000.0, rate)
+    rate = line.serve(line.flows.get(standing("a")), Band.NORMAL, 1000.0, 0.0)
+    line.serve(line.flows.get(standing("b")), Band.NORMAL, 100.0, 0.0)
+    line.settle(line.flows.get(standing("a")), -1000.0, rate)
     assert drain(line, charge=10.0)[:2] == ["a0", "a2"]
 
 
@@ -262,7 +262,7 @@ def test_random_joins_leaves_and_places_keep_order_and_lose_nobody(seed: int) ->
         elif move < 0.7 and here:
             line.leave(here.pop(random.choice(list(here))))
         elif move < 0.75:
-            line.settle(standing(random.choice("stuvw")), random.uniform(-50, 50), 1.0)
+            line.settle(line.flows.get(standing(random.choice("stuvw"))), random.uniform(-50, 50), 1.0)
         else:
             _serve_some(line, here, random)
         assert len(line) == len(here)
@@ -286,7 +286,7 @@ def _serve_some(line: Line[None], here: dict[str, Waiter[None]], random: Random)
             return False
         num_served += 1
         _check_turn(line, here, waiter, fits)
-        line.serve(waiter.standing, random.uniform(1.0, 100.0), 0.0)
+        line.serve(line.flows.get(waiter.standing), waiter.band, random.uniform(1.0, 100.0), 0.0)
         assert here.pop(waiter.demand.request.id) is waiter
         return True
 

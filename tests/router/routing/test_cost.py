@@ -1,9 +1,12 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.core import Replica, Slo
-from router.routing.cost import HOST_SHARE, MOST_USED, TERMS, Need, Terms, Weights, terms, wait_s
+from router.routing.cost import HOST_SHARE, MOST_USED, TERMS, Need, Terms, Weights, terms, total_s, wait_s
 from tests.router.nouns import make_prompt, make_replica
 
 ALONE = Weights(decode=1.0, delay=1.0, reading=1.0, eviction=1.0, copy=1.0, room=1.0, mixing=0.0, lateness=1.0)
@@ -22,11 +25,52 @@ def weigh(
     return terms(asked, replica, replica.step, matched, host, ALONE)
 
 
-def test_the_total_is_the_sum_of_the_named_terms() -> None:
+@given(
+    fields=st.fixed_dictionaries(
+        {
+            "in_flight": st.integers(4, 40),
+            "prefilling": st.integers(0, 4),
+            "prefilling_s": st.floats(0.0, 9.0),
+            "prefilled_at": st.floats(0.0, 30.0),
+            "context_tokens": st.integers(0, 10**6),
+            "held_tokens": st.integers(0, 10**5),
+            "awaited_tokens": st.floats(0.0, 1e4),
+            "kv_capacity_tokens": st.none() | st.integers(10**4, 10**6),
+            "foreign_tokens": st.integers(0, 10**4),
+            "round_trip_s": st.floats(0.0, 0.2),
+            "resident_adapters": st.sampled_from([(), ("x",)]),
+        }
+    ),
+    num_tokens=st.integers(1, 10**5),
+    matched=st.floats(0.0, 1.0),
+    host=st.floats(0.0, 1.0),
+    more_held=st.integers(0, 10**4),
+    output=st.floats(0.0, 2000.0),
+    adapter=st.none() | st.just("x"),
+    slo=st.none() | st.builds(Slo, st.none() | st.floats(0.001, 9.0), st.none() | st.floats(0.001, 0.1)),
+)
+def test_the_total_is_the_sum_of_the_terms(
+    fields: dict[str, Any],
+    num_tokens: int,
+    matched: float,
+    host: float,
+    more_held: int,
+    output: float,
+    adapter: str | None,
+    slo: Slo | None,
+) -> None:
+    replica, num_matched = make_replica(**fields), int(matched * (num_tokens - 1))
+    need = Need(10.0, make_prompt(num_tokens), output, num_matched + more_held, adapter, slo)
+    how = (num_matched, int(host * num_matched), Weights(mixing=0.3))
+    found = terms(need, replica, replica.step, *how)
+    total = total_s(need, replica, replica.step, wait_s(replica, 10.0), *how)
+    assert total == pytest.approx(sum(found.by_name.values()))
+
+
+def test_the_terms_have_names() -> None:
     busy = make_replica(in_flight=4, prefilling=1, prefilling_s=0.3, prefilled_at=10.2, kv_capacity_tokens=9000)
     busy.held_tokens = 3000
     found = weigh(busy, output=50.0, slo=Slo(0.1, 0.001))
-    assert found.total == pytest.approx(sum(found.by_name.values()))
     assert list(found.by_name) == list(TERMS)
     assert all(value > 0.0 for name, value in found.by_name.items() if name not in ("adapter", "round_trip", "copy"))
 
