@@ -26,6 +26,7 @@ from router.errand import Errand
 from router.explaining import add_explain_route, explainer
 from router.jobs.pages import add_job_routes, add_operator_routes
 from router.listening import LastReply, Served, names_port, new_dialects, new_sockets, open_admin, open_grpc, open_names
+from router.outgoing import with_merging
 from router.placement import Placement
 from router.plugins import PluginError
 from router.ports import Reply
@@ -244,7 +245,8 @@ class Router:
     def _new_registry(self) -> Registry:
         settings = self.settings
         try:
-            discovery = StaticDiscovery([spec for text in settings.replica for spec in parse_replicas(text)])
+            self._specs = [spec for text in settings.replica for spec in parse_replicas(text)]
+            discovery = StaticDiscovery(self._specs)
         except ValueError as error:
             raise ConfigError(f"The setting `replica` is wrong: {error}") from None
         try:
@@ -332,7 +334,7 @@ class Router:
             prompts=self.prompts,
             queue=self.queue,
             placer=self.placement,
-            upstream=self.upstream,
+            upstream=with_merging(self.upstream, self._specs),
             clock=time.monotonic,
             limits=ProxyLimits(
                 max_attempts=settings.max_attempts,

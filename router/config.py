@@ -36,7 +36,9 @@ class Settings:
     """All settings of `pointsman serve`."""
 
     replica: tuple[str, ...] = _setting(
-        (), "an engine replica: URL[,tokenizer=PATH][,api_key=KEY][,kv=URL][,replay=URL][,ranks=N]; repeatable"
+        (),
+        "an engine replica: URL[,tokenizer=PATH][,api_key=KEY][,kv=URL][,replay=URL][,ranks=N][,merge=MS[:N]]; "
+        "repeatable",
     )
     warm_from: tuple[str, ...] = _setting(
         (),

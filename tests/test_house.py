@@ -32,7 +32,7 @@ LAYERS = [
     {"proxy", "relay", "placement", "workers"},
     {"transports", "jobs"},
     {"commons"},
-    {"app", "backlog", "explaining", "listening", "pages", "tokenizing"},
+    {"app", "backlog", "explaining", "listening", "outgoing", "pages", "tokenizing"},
     {"child", "processes", "supervisor", "company"},
     {"cli", "up", "engines", "chat", "admin", "keycommands", "__main__"},
 ]

@@ -17,6 +17,7 @@ from router.core import ReplicaSpec
 from router.transports.http import ClientConnection, DataPort, PortLimits
 from router.transports.web import Views, data_routes
 from router.upstream.http import HttpUpstream
+from router.upstream.merging import MergingUpstream
 from tests.contracts.hostile import DONE, SMALL_BUFFER_BYTES, HostileReplica, Script, hostile_replica
 from tests.fakes import Station, until
 from tests.router.nouns import FakeClock
@@ -224,8 +225,28 @@ class HttpUpstreams:
         return sum(each._exchange is not None and each.is_usable for each in self.upstream._open)
 
 
+class MergingUpstreams:
+    """Micro-batching around HTTP, for what cannot be merged."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.inner = HttpUpstreams(clock)
+        self.upstream = MergingUpstream(self.inner.upstream)
+
+    def replica(self, script: Script) -> AbstractAsyncContextManager[HostileReplica]:
+        return self.inner.replica(script)
+
+    def deaf_replica(self, script: Script) -> AbstractAsyncContextManager[HostileReplica]:
+        return self.inner.deaf_replica(script)
+
+    @property
+    def num_busy(self) -> int:
+        return self.inner.num_busy
+
+
 REPLIES = {"http": HttpReplies}
 UPSTREAMS = {"http": HttpUpstreams}
+# What stands around another owes its sink the same; the rest of the cases would try the inner one twice.
+AROUND = {"merging": MergingUpstreams}
 
 
 def chat_body(**fields: object) -> bytes:

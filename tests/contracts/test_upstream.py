@@ -10,7 +10,7 @@ import pytest
 
 from router.core import Attempt, Headers, Replica, ReplicaSpec
 from router.errors import ConnectFailed, ConnectionCut, UpstreamError
-from tests.contracts.adapters import UPSTREAMS, HttpUpstreams, chat_body
+from tests.contracts.adapters import AROUND, UPSTREAMS, HttpUpstreams, MergingUpstreams, chat_body
 from tests.contracts.hostile import DONE, HostileReplica, Script, absent_replica, answers, event
 from tests.fakes import turns, until
 from tests.router.nouns import FakeClock
@@ -54,7 +54,7 @@ class Heard:
 class Bench:
     """An upstream, a replica of its kind, and what the sink heard."""
 
-    upstreams: HttpUpstreams
+    upstreams: HttpUpstreams | MergingUpstreams
     replica: HostileReplica
     script: Script
     clock: FakeClock
@@ -72,10 +72,10 @@ class Bench:
         )
 
 
-@pytest.fixture(params=UPSTREAMS)
+@pytest.fixture(params=[*UPSTREAMS, *AROUND])
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     clock, script = FakeClock(), Script()
-    upstreams = UPSTREAMS[request.param](clock)
+    upstreams = (UPSTREAMS | AROUND)[request.param](clock)
     async with AsyncExitStack() as stack:
         replica = await stack.enter_async_context(upstreams.replica(script))
         stack.push_async_callback(upstreams.upstream.close)

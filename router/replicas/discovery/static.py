@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import SplitResult, urlsplit
 
-from router.core import ReplicaSpec
+from router.core import Merge, ReplicaSpec
 
-OPTIONS = ("tokenizer", "api_key", "kv", "replay", "ranks")
-FORM = "URL[,tokenizer=PATH][,api_key=KEY][,kv=EVENTS_URL|auto][,replay=URL][,ranks=N]"
+OPTIONS = ("tokenizer", "api_key", "kv", "replay", "ranks", "merge")
+FORM = "URL[,tokenizer=PATH][,api_key=KEY][,kv=EVENTS_URL|auto][,replay=URL][,ranks=N][,merge=MS[:N]]"
 # ZMQ, what is polled, and our own engine's gRPC.
 EVENT_SCHEMES = ("tcp", "ipc", "http", "https", "grpc")
 MOST_RANKS = 1024
+MOST_MERGE_MS, MOST_MERGED = 1000.0, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,9 @@ def parse_replicas(text: str) -> list[ReplicaSpec]:
     named = _parse_options(url, options)
     num_ranks = _parse_ranks(url, named.pop("ranks", None))
     _check_events(url, named)
+    merge = _parse_merge(url, named.pop("merge", None))
     spec = ReplicaSpec(url, named.get("api_key"), named.get("tokenizer"), named.get("kv"), named.get("replay"))
+    spec = replace(spec, merge=merge)
     return [spec] if num_ranks is None else [_of_rank(spec, rank) for rank in range(num_ranks)]
 
 
@@ -55,6 +58,22 @@ def _parse_ranks(url: str, text: str | None) -> int | None:
     if not text.isdecimal() or not 1 <= int(text) <= MOST_RANKS:
         raise ValueError(f"replica `{url}`: `ranks` must be a number from 1 to {MOST_RANKS}, not `{text}`")
     return int(text)
+
+
+def _parse_merge(url: str, text: str | None) -> Merge | None:
+    if text is None:
+        return None
+    ms, colon, most = text.partition(":")
+    try:
+        merge = Merge(float(ms) / 1e3, int(most)) if colon else Merge(float(ms) / 1e3)
+    except ValueError:
+        merge = None
+    if merge is None or not 0.0 < merge.wait_s <= MOST_MERGE_MS / 1e3 or not 2 <= merge.most <= MOST_MERGED:
+        raise ValueError(
+            f"replica `{url}`: `merge` must be milliseconds up to {MOST_MERGE_MS:g} and then, behind a colon, at most "
+            f"how many requests (2 to {MOST_MERGED}): `merge=5:32`, not `{text}`"
+        )
+    return merge
 
 
 def _check_events(url: str, named: dict[str, str]) -> None:

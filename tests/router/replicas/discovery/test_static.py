@@ -1,6 +1,6 @@
 import pytest
 
-from router.core import ReplicaSpec
+from router.core import Merge, ReplicaSpec
 from router.replicas.discovery.static import StaticDiscovery, parse_replica, parse_replicas
 
 
@@ -46,6 +46,9 @@ def test_a_replica_is_read_from_text(text: str, spec: ReplicaSpec) -> None:
         ("http://a,kv=a:5557", "`kv` must be auto or a URL of tcp, ipc, http, https, grpc, not `a:5557`"),
         ("http://a,replay=tcp://a:1", "`replay` goes with `kv=tcp://...`"),
         ("http://a,kv=tcp://a:1,replay=http://a:1", "`replay` must be a URL of tcp or ipc"),
+        ("http://a,merge=0", "`merge` must be milliseconds up to 1000"),
+        ("http://a,merge=5:1", "not `5:1`"),
+        ("http://a,merge=soon", "not `soon`"),
         ("http://a,ranks=0", "`ranks` must be a number from 1 to 1024, not `0`"),
         ("http://a:1,ranks=2", "`ranks` makes several of it"),
     ],
@@ -63,6 +66,12 @@ def test_data_parallel_ranks_are_replicas_of_their_own_whose_ports_follow_each_o
     assert [spec.kv for spec in parse_replicas("http://a:8000,kv=auto,ranks=2")] == ["auto", "auto"]
     with pytest.raises(ValueError, match="must end with a port"):
         parse_replicas("http://a,ranks=2")
+
+
+def test_requests_can_be_merged_for_a_time_and_up_to_a_number() -> None:
+    assert parse_replica("http://a,merge=5").merge == Merge(0.005, 32)
+    assert [spec.merge for spec in parse_replicas("http://a:1,merge=2.5:8,ranks=2")] == [Merge(0.0025, 8)] * 2
+    assert parse_replica("http://a").merge is None
 
 
 @pytest.mark.parametrize("text", ["http://me:secret@a,x=1", "http://a,api_key=some,secret"])
