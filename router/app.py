@@ -10,12 +10,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 from aiohttp import web
 
-from router import pages
+from router import pages, serving
 from router.admission.gate import Gate
 from router.admission.queue import LocalQueue
 from router.backlog import open_backlog
@@ -23,8 +22,6 @@ from router.commons import Commons
 from router.config import ConfigError, Settings
 from router.core import Decision, Demand, Lease, Pool, Replica, Request
 from router.errand import Errand
-from router.explaining import add_explain_route, explainer
-from router.jobs.pages import add_job_routes, add_operator_routes
 from router.listening import LastReply, Served, names_port, new_dialects, new_sockets, open_admin, open_grpc, open_names
 from router.outgoing import with_merging
 from router.placement import Placement
@@ -43,11 +40,7 @@ from router.telemetry.journal import Journal
 from router.telemetry.metrics import Metrics
 from router.telemetry.recording import open_recording
 from router.tokenizing import Tokenizers
-from router.transports.dialects.pages import add_response_routes
 from router.transports.http import ClientConnection, DataPort, PortLimits
-from router.transports.indexer import add_indexer_routes
-from router.transports.keypages import add_key_routes, guard
-from router.transports.web import Views, admin_routes, data_routes
 from router.upstream.http import HttpUpstream
 from router.workers import warming
 from router.workers.intake import Intake
@@ -92,7 +85,7 @@ class Router:
         self.proxy = self._new_proxy()
         begin, clock = self.proxy.begin, time.monotonic
         self.sockets = new_sockets(settings, begin, clock)
-        self.dialects = new_dialects(settings, begin, self._count_tokens, clock, self._refused)
+        self.dialects = new_dialects(settings, begin, self._count_tokens, clock, self.refused)
         self.backlog = open_backlog(settings, self.commons.store, begin, clock, lambda: self.queue.num_waiting)
         self.lag_s = 0.0
         self.port: DataPort | None = None
@@ -166,15 +159,12 @@ class Router:
     @contextlib.asynccontextmanager
     async def _open_port(self) -> AsyncIterator[DataPort]:
         """All that serves connections; nobody listens yet."""
-        routes = data_routes(self._views())
-        routes.middlewares.append(guard(self.keyring))
-        add_response_routes(routes, self.dialects)
-        if self.backlog is not None:
-            add_job_routes(routes, self.backlog.pages)
+        routes = serving.data_pages(self)
+        engine_routes = serving.engine_routes(self, routes)
         data = web.AppRunner(routes, handler_cancellation=True, access_log=None)
         await data.setup()
         self.port = port = self._new_port(data)
-        port.sockets, port.dialects = self.sockets, self.dialects
+        port.sockets, port.dialects, port.engine_routes = self.sockets, self.dialects, engine_routes
         port.takes_uploads = self.backlog is not None
         try:
             yield port
@@ -194,14 +184,7 @@ class Router:
         with names_port(settings.host, settings.port, "--port"):
             server = await loop.create_server(lambda: ClientConnection(port), settings.host, settings.port)
         try:
-            routes = admin_routes(self._views())
-            routes.middlewares.append(guard(self.keyring))
-            add_key_routes(routes, self.keyring)
-            if self.backlog is not None:
-                add_operator_routes(routes, self.backlog.pages)
-            add_indexer_routes(routes, pages.indexer(self), lambda: pages.export(self))
-            add_explain_route(routes, explainer(self))
-            async with open_admin(routes, settings):
+            async with open_admin(serving.admin_pages(self), settings):
                 yield
         finally:
             server.close()
@@ -321,16 +304,17 @@ class Router:
     def _begin_last(self, request: Request, reply: Reply) -> Errand:
         return self.proxy.begin(request, LastReply(reply))
 
-    async def _known(self, model: str, deadline: float) -> tuple[Pool, str | None]:
+    async def known(self, model: str, deadline: float) -> tuple[Pool, str | None]:
         """Nobody waits for a replica to say what it serves for longer than for a place on it."""
-        return await self.registry.known(model, min(deadline, time.monotonic() + self.settings.queue_timeout_s))
+        until = min(deadline, time.monotonic() + self.settings.queue_timeout_s)
+        return await self.registry.known(model, until)
 
     def _new_proxy(self) -> Proxy:
         settings = self.settings
         return Proxy(
             gate=self.gate,
             find=self.registry.find,
-            known=self._known,
+            known=self.known,
             prompts=self.prompts,
             queue=self.queue,
             placer=self.placement,
@@ -356,32 +340,19 @@ class Router:
         return DataPort(
             self.proxy.begin,
             make_handler,
-            self._refused,
+            self.refused,
             time.monotonic,
             PortLimits(request_timeout_s=settings.request_timeout_s, max_body_bytes=settings.max_body_bytes),
         )
 
     async def _count_tokens(self, request: Request) -> int:
-        pool, adapter = self.registry.find(request.model) or await self._known(request.model, request.deadline)
-        return (await self.prompts.read(request, pool, adapter)).num_tokens
 
-    def _refused(self, status: int) -> None:
+    def refused(self, status: int) -> None:
         """A request that never reached the proxy."""
         self.metrics.requests.add(("none", "rejected", str(status)))
 
     def _served(self) -> Served:
         return Served(self.proxy.begin, self.models, lambda: pages.readiness(self)[0], time.monotonic)
-
-    def _views(self) -> Views:
-        return Views(
-            version=version("pointsman"),
-            models=self.models,
-            live=lambda: {"loop_lag_ms": round(self.lag_s * 1e3, 1)},
-            ready=lambda: pages.readiness(self),
-            replicas=lambda: pages.replica_rows(self),
-            set_draining=lambda id, on: pages.set_draining(self.registry, id, on),
-            metrics=self.metrics.render,
-        )
 
 
 def _settle_memory() -> None:

@@ -58,6 +58,9 @@ class Settings:
     policy: str = _setting("pointsman", "routing preset")
     model_alias: tuple[str, ...] = _setting((), "NAME=MODEL[:WEIGHT],...: another name for models")
     fallback: tuple[str, ...] = _setting((), "MODEL=OTHER,...: models tried where MODEL cannot be served; repeatable")
+    pass_through: tuple[str, ...] = _setting(
+        (), "engines' own POST routes to pass on, for a star all that begin so; repeatable", each="PATH[,PATH]"
+    )
     max_in_flight: int = _setting(256, "open requests that one replica may hold")
     max_open_requests: int = _setting(20000, "open requests in all processes of this host, queued ones included")
     max_waiting: int = _setting(10000, "requests that may wait for a replica")

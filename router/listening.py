@@ -18,6 +18,7 @@ from router.naming import Names, parse_names
 from router.ports import Clock, Flow, Reply
 from router.transports.dialects.desk import Count, Dialects
 from router.transports.dialects.kept import KeptHere
+from router.transports.engine_routes import parse_passed
 from router.transports.websocket.chat import ChatLimits
 from router.transports.websocket.socket import SocketLimits
 from router.transports.websocket.sockets import Sockets
@@ -103,6 +104,13 @@ def new_dialects(
     settings: Settings, begin: Begin, count: Count, clock: Clock, refused: Callable[[int], None]
 ) -> Dialects:
     return Dialects(begin, count, KeptHere(clock), clock, settings.request_timeout_s, refused)
+
+
+def open_passed(settings: Settings) -> Sequence[str]:
+    try:
+        return parse_passed(settings.pass_through)
+    except ValueError as error:
+        raise ConfigError(f"The setting `pass_through` is wrong: {error}.") from None
 
 
 def new_sockets(settings: Settings, begin: Begin, clock: Clock) -> Sockets:

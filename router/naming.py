@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 
 from router.core import Request
-from router.openai import with_model
+from router.forms import for_model
 
 MAX_CHAIN = 8
 
@@ -59,7 +59,7 @@ def renamed(request: Request, model: str) -> Request:
     """The same request for another model: every other value of its body keeps its very bytes."""
     if model == request.model:
         return request
-    return msgspec.structs.replace(request, model=model, body=with_model(request.body, model))
+    return msgspec.structs.replace(request, model=model, body=for_model(request.body, model))
 
 
 def parse_names(aliases: Iterable[str], fallbacks: Iterable[str]) -> Names:

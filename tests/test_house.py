@@ -19,6 +19,7 @@ LAYERS = [
         "errors",
         "errand",
         "config",
+        "forms",
         "plugins",
         "openai",
         "headers",
@@ -32,7 +33,7 @@ LAYERS = [
     {"proxy", "relay", "placement", "workers"},
     {"transports", "jobs"},
     {"commons"},
-    {"app", "backlog", "explaining", "listening", "outgoing", "pages", "tokenizing"},
+    {"app", "adapting", "backlog", "explaining", "listening", "outgoing", "pages", "serving", "tokenizing"},
     {"child", "processes", "supervisor", "company"},
     {"cli", "up", "engines", "chat", "admin", "keycommands", "__main__"},
 ]

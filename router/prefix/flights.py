@@ -2,11 +2,14 @@
 
 import asyncio
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from router.prefix.tokens import PromptTokenizer
+
+T = TypeVar("T")
 
 NUM_THREADS = 2
 
@@ -45,6 +48,10 @@ class Flights:
                 self._leave(flight)
         ids = {key: encoded for flight in flights for key, encoded in flight.ids.result().items()}
         return [ids[key] for key in keys]
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What this makes, in one of the threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
         """Texts that wait for a thread are given up; idle threads end."""

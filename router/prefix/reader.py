@@ -5,7 +5,9 @@ A pool whose tokenizer is not known is read as text, and so is a chat that the t
 
 import ctypes
 from array import array
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import TypeVar
 
 from router.core import Pool, Prompt, Request
 from router.errors import InvalidRequest
@@ -15,6 +17,8 @@ from router.prefix.flights import Flights
 from router.prefix.known import KnownTexts
 from router.prefix.reading import Reading, Unread
 from router.prefix.source import TokenizerSource
+
+T = TypeVar("T")
 
 # Kept at hand.
 NUM_SCOPES = 256
@@ -47,6 +51,15 @@ class Prompts:
     def has_tokenizer(self, pool: Pool) -> bool:
         """Are this pool's prompts read as the replicas read them, and not as text?"""
         return pool.model in self._readings or pool.model in self._asked
+
+    def reading(self, pool: Pool) -> Reading | None:
+        """How the pool's prompts are read; None where its tokenizer is not here."""
+        return self._readings.get(pool.model)
+
+    async def with_reading(self, pool: Pool, work: Callable[[Reading], T]) -> T | None:
+        """What this makes, in a thread, of how the pool's prompts are read; None where its tokenizer is not here."""
+        reading = self._readings.get(pool.model)
+        return None if reading is None else await self._flights.run(partial(work, reading))
 
     def close(self) -> None:
         """Text that waits for a thread is given up; idle threads end."""

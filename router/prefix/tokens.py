@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import chain, pairwise
 
 import tokenizers
+from tokenizers.decoders import DecodeStream
 
 from router.prefix import samples
 from router.prefix.cuts import Cuts, all_word_ends
@@ -49,6 +50,26 @@ class PromptTokenizer:
     def encode(self, text: bytes) -> "array[int]":
         ids = None if self._fast is None else self._fast.encode(text)
         return self._reference(text.decode()) if ids is None else ids
+
+    def encode_whole(self, text: str, *, with_special: bool) -> "array[int]":
+        """A whole text, with what the tokenizer puts around it or without. Gives up the interpreter lock meanwhile."""
+        return self._whole(text) if with_special else self._reference(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Special tokens included; ids of no token are left out."""
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What a reader sees of these tokens: special ones are left out."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def step(self, stream: DecodeStream, id: int) -> str | None:
+        """The text that this token makes final behind those before it; None where it waits for the next."""
+        return stream.step(self._tokenizer, id)
+
+    def spelling(self, id: int) -> str | None:
+        """The token as the vocabulary has it."""
+        return self._tokenizer.id_to_token(id)
 
     def _reference(self, text: str) -> "array[int]":
         # Unlike `encode`, this gives up the interpreter lock meanwhile.

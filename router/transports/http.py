@@ -18,6 +18,7 @@ from router.heads import KnownHeads, RequestHead, learn_request
 from router.ports import Clock
 from router.transports.asking import new_request
 from router.transports.dialects.desk import Dialects
+from router.transports.engine_routes import EngineRoutes
 from router.transports.loan import Loan
 from router.transports.reader import Message, RequestReader
 from router.transports.reply import HttpReply, encode_head
@@ -72,6 +73,7 @@ class DataPort:
         self.limits = limits
         self.sockets: Sockets | None = None
         self.dialects: Dialects | None = None
+        self.engine_routes: EngineRoutes | None = None
         self.takes_uploads = False
         self.known = KnownHeads(learn_request)
         self.connections: set[ClientConnection] = set()
@@ -223,6 +225,7 @@ class ClientConnection(asyncio.Protocol):
     def _pass_on(self, message: Message) -> None:
         """A request of another form, a WebSocket's beginning, or one for aiohttp, to which the connection is lent."""
         head, sockets, dialects = message.head, self._port.sockets, self._port.dialects
+        routes = self._port.engine_routes
         if dialects is not None and dialects.takes(head.method, head.path):
             reply = self._reply = self._new_reply(head)
             errand = dialects.serve(head.path, head.headers, message.body, reply)
@@ -230,6 +233,11 @@ class ClientConnection(asyncio.Protocol):
         elif sockets is not None and sockets.takes(head.path, head.headers):
             self._port.connections.discard(self)
             sockets.take(self._transport, head.target, head.headers)
+        elif routes is not None and routes.takes(head.path):
+            reply = self._reply = self._new_reply(head)
+            target = head.target.decode("latin-1")
+            errand = routes.serve(head.method, target, head.headers, message.body, reply)
+            self.serving = errand if self._is_busy else None
         else:
             self._lend(message)
 

@@ -61,6 +61,14 @@ def admin_routes(views: Views) -> web.Application:
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
+def paths_of(app: web.Application) -> Callable[[str], bool]:
+    """Is a path one of the app's, whatever its method?"""
+    found = [resource.get_info() for resource in app.router.resources()]
+    exact = frozenset(each["path"] for each in found if "path" in each)
+    patterns = [each["pattern"] for each in found if "pattern" in each]
+    return lambda path: path in exact or any(pattern.fullmatch(path) for pattern in patterns)
+
+
     """A method for each page."""
 
     views: Views
