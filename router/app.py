@@ -165,7 +165,7 @@ class Router:
         await data.setup()
         self.port = port = self._new_port(data)
         port.sockets, port.dialects, port.engine_routes = self.sockets, self.dialects, engine_routes
-        port.takes_uploads = self.backlog is not None
+        port.has_jobs = self.backlog is not None
         try:
             yield port
         finally:
@@ -346,6 +346,8 @@ class Router:
         )
 
     async def _count_tokens(self, request: Request) -> int:
+        pool, adapter = self.registry.find(request.model) or await self.known(request.model, request.deadline)
+        return (await self.prompts.read(request, pool, adapter)).num_tokens
 
     def refused(self, status: int) -> None:
         """A request that never reached the proxy."""

@@ -59,8 +59,6 @@ def admin_routes(views: Views) -> web.Application:
     return app
 
 
-@dataclass(frozen=True, slots=True)
-class _Pages:
 def paths_of(app: web.Application) -> Callable[[str], bool]:
     """Is a path one of the app's, whatever its method?"""
     found = [resource.get_info() for resource in app.router.resources()]
@@ -69,6 +67,8 @@ def paths_of(app: web.Application) -> Callable[[str], bool]:
     return lambda path: path in exact or any(pattern.fullmatch(path) for pattern in patterns)
 
 
+@dataclass(frozen=True, slots=True)
+class _Pages:
     """A method for each page."""
 
     views: Views
