@@ -13,17 +13,20 @@ from typing import Any, Generic, TypeVar
 import httptools
 import msgspec
 
-from router.core import Headers
+from router.core import Headers, Surface
 
 MAX_KNOWN_BYTES = 8 * 1024
 MAX_KNOWN = 1024
+# Before the path of a request whose client would rather come back for its answer than wait; in no client's own path.
+LATER = "/?"
+_SURFACES = frozenset(surface.value for surface in Surface)
 
 H = TypeVar("H")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """A request's head, without its length. `target` is the raw request target."""
+    """A request's head, without its length. `target` is the raw request target, `path` that of `path_of`."""
 
     method: str
     target: bytes
@@ -170,7 +173,7 @@ def learn_request(data: bytes) -> tuple[RequestHead, int] | None:
         version="1.1",
         headers=without_length(parsed.pairs),
         keeps_alive=True,
-        path=path_of(parsed.target),
+        path=path_of(parsed.target, parsed.pairs),
     )
     return head, parsed.length
 
@@ -200,5 +203,13 @@ def keep_alive_s(headers: Headers) -> float | None:
     return None
 
 
-def path_of(target: bytes) -> str:
-    return target.split(b"?", 1)[0].decode("latin-1")
+def path_of(target: bytes, headers: Iterable[tuple[str, str]] = ()) -> str:
+    """The target's path; of inference that `Prefer: respond-async` asks for, with LATER before it. Told by the path, it
+    costs other requests nothing."""
+    path = target.split(b"?", 1)[0].decode("latin-1")
+    return LATER + path if path in _SURFACES and _prefers_later(headers) else path
+
+
+def _prefers_later(headers: Iterable[tuple[str, str]]) -> bool:
+    wishes = ",".join(value for name, value in headers if name == "prefer").split(",")
+    return any(wish.split(";")[0].strip().lower() == "respond-async" for wish in wishes)

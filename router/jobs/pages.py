@@ -58,7 +58,15 @@ class JobPages:
     keep_s: float = 24 * 3600.0
 
     async def submit(self, request: web.Request) -> web.Response:
-        surface = Surface(f"/v1/{request.match_info['surface']}")
+        return await self._submit(request, Surface(f"/v1/{request.match_info['surface']}"))
+
+    async def submit_preferred(self, request: web.Request) -> web.Response:
+        """`Prefer: respond-async` on a usual route (RFC 7240)."""
+        response = await self._submit(request, Surface(request.path))
+        response.headers["preference-applied"] = "respond-async"
+        return response
+
+    async def _submit(self, request: web.Request, surface: Surface) -> web.Response:
         caller = request[CALLER]
         job, model = asking.new_job(surface, await request.read(), caller.tenant, self.reach, self.keep_s)
         caller.check_model(model)
@@ -206,6 +214,8 @@ def add_job_routes(app: web.Application, pages: JobPages) -> None:
     router = app.router
     surfaces = "|".join(surface.removeprefix("/v1/") for surface in Surface)
     router.add_post(f"/v1/async/{{surface:{surfaces}}}", pages.submit)
+    for surface in Surface:
+        router.add_post(surface, pages.submit_preferred)  # lent here by the data port for this alone
     router.add_get("/v1/async/{id}", pages.read)
     router.add_delete("/v1/async/{id}", pages.cancel)
     router.add_post("/v1/async/{id}/webhook", pages.replay)

@@ -6,7 +6,7 @@ served on a connection, others wait their turn. It keeps reading meanwhile: that
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from router import openai
@@ -14,7 +14,7 @@ from router.core import Request, Surface
 from router.errand import Errand
 from router.errors import InvalidRequest, MethodNotAllowed, PointsmanError, UnknownRoute
 from router.headers import request_id
-from router.heads import KnownHeads, RequestHead, learn_request
+from router.heads import LATER, KnownHeads, RequestHead, learn_request
 from router.ports import Clock
 from router.transports.asking import new_request
 from router.transports.dialects.desk import Dialects
@@ -74,7 +74,7 @@ class DataPort:
         self.sockets: Sockets | None = None
         self.dialects: Dialects | None = None
         self.engine_routes: EngineRoutes | None = None
-        self.takes_uploads = False
+        self.has_jobs = False
         self.known = KnownHeads(learn_request)
         self.connections: set[ClientConnection] = set()
 
@@ -120,7 +120,7 @@ class ClientConnection(asyncio.Protocol):
             return
         reader = self._reader
         was_mid_message = reader.is_mid_message
-        if self._port.takes_uploads and data.startswith(_UPLOAD) and not was_mid_message and not self._is_busy:
+        if self._port.has_jobs and data.startswith(_UPLOAD) and not was_mid_message and not self._is_busy:
             self._hand_over(data)
             return
         reader.feed(data)
@@ -226,7 +226,9 @@ class ClientConnection(asyncio.Protocol):
         """A request of another form, a WebSocket's beginning, or one for aiohttp, to which the connection is lent."""
         head, sockets, dialects = message.head, self._port.sockets, self._port.dialects
         routes = self._port.engine_routes
-        if dialects is not None and dialects.takes(head.method, head.path):
+        if head.path.startswith(LATER) and not self._port.has_jobs:
+            self._serve(Message(replace(head, path=head.path.removeprefix(LATER)), message.body))  # it may only prefer
+        elif dialects is not None and dialects.takes(head.method, head.path):
             reply = self._reply = self._new_reply(head)
             errand = dialects.serve(head.path, head.headers, message.body, reply)
             self.serving = errand if self._is_busy else None

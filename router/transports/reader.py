@@ -155,7 +155,7 @@ class RequestReader:
             version=self._parser.get_http_version(),
             headers=self._passed_headers(),
             keeps_alive=bool(self._parser.should_keep_alive()),
-            path=path_of(self._target),
+            path=path_of(self._target, self._headers),
         )
         self.waiting.append(Message(head, body))
         self._is_head_seen = False

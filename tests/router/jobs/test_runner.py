@@ -31,6 +31,24 @@ async def test_a_request_gets_an_id_at_once_and_its_answer_later(store: Store, t
         assert status == 404
 
 
+async def test_who_prefers_to_come_back_gets_an_id_on_the_usual_route(store: Store, tmp_path: Path) -> None:
+    async with open_rig(store, tmp_path) as rig:
+        headers = {"prefer": "respond-async", "idempotency-key": "k"}
+        body = CHAT | {"max_time_in_queue_seconds": 60}
+        async with rig.session.post("/v1/chat/completions", json=body, headers=headers) as response:
+            job = await response.json()
+            assert (response.status, response.headers["location"]) == (202, f"/v1/async/{job['id']}")
+            assert response.headers["preference-applied"] == "respond-async"
+        _, same = await rig.fetch("POST", "/v1/chat/completions", body, headers=headers)
+        assert same["id"] == job["id"]
+        status, told = await rig.fetch("POST", "/v1/chat/completions", CHAT | {"stream": True}, headers=headers)
+        assert (status, told["error"]["param"]) == (400, "stream")
+        exchange = await rig.exchange()
+        assert json.loads(exchange.attempt.body) == CHAT
+        exchange.answer(200, b"{}")
+        assert (await rig.ended(job["id"])).state == "succeeded"
+
+
 async def test_fields_of_ours_reach_no_engine(store: Store, tmp_path: Path) -> None:
     async with open_rig(store, tmp_path) as rig:
         retries = {"max_attempts": 2, "initial_delay_ms": 1, "max_delay_ms": 1}
