@@ -16,6 +16,7 @@ import psutil
 from loadtest.admission.demands import POOL, Places, demand
 from loadtest.errors import LoadError
 from router.admission.bands import BandTerms
+from router.admission.capacity import Room
 from router.admission.queue import LocalQueue
 from router.admission.ration import Ration
 from router.core import Outcome, Standing
@@ -69,7 +70,7 @@ async def private_redis() -> AsyncIterator[EmbeddedServer]:
 @contextlib.asynccontextmanager
 async def router(url: str, capacity: int, name: str = "r", places: Places | None = None) -> AsyncIterator[Router]:
     store = Store(url)
-    ration = Ration(store, name, BandTerms(), time.monotonic, random.random, lambda _: capacity)
+    ration = Ration(store, name, BandTerms(), time.monotonic, random.random, lambda _: Room(capacity))
     store.on_change = lambda _: ration.store_changed()
     places = places or Places(capacity, time.monotonic)
     queue = LocalQueue(places, time.monotonic, 2_000_000, 600.0, ration=ration)

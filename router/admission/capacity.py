@@ -1,8 +1,8 @@
-"""How many requests a pool's replicas take together: what we allow each, and less where one has shown that it has more
-than it can do. Knows replicas and their reports; knows no queue.
+"""How many requests and tokens a pool's replicas take together: what we allow each, and less where one has shown that
+it has more than it can do. Knows replicas and their reports; knows no queue.
 
 An engine says that it is full by keeping requests waiting. Its limit is then what it runs and a little more, so that it
-never idles; the limit rises again while it keeps nobody waiting.
+never idles; the limit rises again while it keeps nobody waiting. Its limit in tokens is its KV cache and as much more.
 """
 
 from collections.abc import Iterable
@@ -33,6 +33,14 @@ class _Limit:
             self.most += max(1, int(self.most * RISE_SHARE))
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a pool takes at once. `tokens` of prompts and answers, None where not every replica has said how many."""
+
+    requests: int = 0
+    tokens: int | None = None
+
+
 @dataclass(eq=False, slots=True)
 class Capacity:
     """`max_in_flight` is what one replica may hold at most."""
@@ -40,13 +48,15 @@ class Capacity:
     max_in_flight: int
     _limits: dict[str, _Limit] = field(default_factory=dict, init=False)
 
-    def of(self, model: str, replicas: Iterable[Replica]) -> int:
+    def of(self, model: str, replicas: Iterable[Replica]) -> Room:
         """Of those that are ready and serve the model."""
-        return sum(
-            self._limit(replica)
-            for replica in replicas
-            if replica.state is ReplicaState.READY and replica.pool is not None and replica.pool.model == model
-        )
+        num_requests, num_tokens, is_known = 0, 0, True
+        for replica in replicas:
+            if replica.state is ReplicaState.READY and replica.pool is not None and replica.pool.model == model:
+                num_requests += self._limit(replica)
+                num_tokens += replica.kv_capacity_tokens or 0
+                is_known = is_known and replica.kv_capacity_tokens is not None
+        return Room(num_requests, int(num_tokens * (1.0 + SPARE_SHARE)) if is_known and num_tokens else None)
 
     def forget(self, replica_id: str) -> None:
         self._limits.pop(replica_id, None)

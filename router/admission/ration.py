@@ -5,13 +5,13 @@ and when a turn is due; what a turn says is in `turns.py`, who is placed where i
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from router.admission.bands import BandTerms
+from router.admission.capacity import Room
 from router.admission.turns import Mode, Turns
 from router.admission.waiters import Waiter
 from router.core import Lease
@@ -20,8 +20,9 @@ from router.store import names
 from router.store.connection import Script, Store
 from router.store.errors import StoreAway
 
-# Between turns: where somebody waits, where places are held, and at the least even when something happens.
-CONTENDED_S, FREE_S, LEAST_S = 0.005, 0.05, 0.002
+# Between turns: where somebody waits, where places are held, where nobody shares them, and at the least even when
+# something happens.
+CONTENDED_S, FREE_S, ALONE_S, LEAST_S = 0.005, 0.05, 0.25, 0.002
 # A pool that nobody asked for is left alone after so long, and its places given back.
 IDLE_S = 60.0
 # After Redis came back routers register over so long, each at its own moment.
@@ -41,7 +42,7 @@ class PoolRation:
     store: Store
     turns: Turns
     clock: Clock
-    capacity: Callable[[], int]
+    capacity: Callable[[], Room]
     on_granted: Callable[[Waiter[Any]], bool]
     on_open: Callable[[], None]
     random: Callable[[], float]
@@ -76,14 +77,14 @@ class PoolRation:
 
     def took(self, lease: Lease) -> None:
         """One of our places is in use until this lease ends."""
-        self.turns.used += 1
+        self.turns.take(round(lease.charged_tokens))
         self._last_use_at = self.clock()
         lease.when_released(self._gave)
         if self.turns.is_short:
             self._due.set()
 
-    def _gave(self, _: Lease) -> None:
-        self.turns.used -= 1
+    def _gave(self, lease: Lease) -> None:
+        self.turns.give(round(lease.charged_tokens))
         if self.turns.mode is Mode.CONTENDED:
             self._due.set()
 
@@ -116,29 +117,31 @@ class PoolRation:
         keys = [f"{prefix}{name}" for name in KEYS] + [prefix]
         answer = await self.store.run(TURN, keys, arguments)
         self.num_turns += 1
-        for waiter in self.turns.apply(answer):
+        granted = self.turns.apply(answer, began, self.clock())
+        for waiter in granted:
             if waiter.has_left or self.on_granted(waiter):
                 self.turns.leave(waiter)
             else:
                 self.turns.put_off(waiter, self.clock())
         if self.turns.mode is Mode.FREE:
             self.on_open()
-        elif self.turns.mode is Mode.JOINING or self.turns.held > self.turns.used:
-            self._due.set()  # what was fenced, or is held and not used, is told at once
+        elif self.turns.mode is Mode.JOINING or self.turns.held > self.turns.used or granted:
+            self._due.set()  # what was fenced, is held and not used, or has been placed, is told at once
 
     async def _wait_due(self) -> None:
         turns = self.turns
         if turns.epoch == 0:
             return
-        is_busy = turns.mode is Mode.CONTENDED or turns.num_waiting > 0
+        is_busy = turns.num_waiting > 0
         if not is_busy and not turns.used and self.clock() - self._last_use_at > IDLE_S:
             turns.is_idle = True
             await self._turn()
             await self._due.wait()
             turns.is_idle = False
             return
+        quiet_s = FREE_S if turns.num_routers > 1 else ALONE_S
         try:
-            async with asyncio.timeout(CONTENDED_S if is_busy else FREE_S):
+            async with asyncio.timeout(CONTENDED_S if is_busy else quiet_s):
                 await self._due.wait()
         except TimeoutError:
             return
@@ -150,7 +153,7 @@ class PoolRation:
             await self._due.wait()
 
 
-KEYS = ("pool", "routers", "flows:0", "flows:1", "flows:2", "flows:3", "counters", "tenants")
+KEYS = ("pool", "routers", "flows:0", "flows:1", "flows:2", "flows:3", "counters", "tenants", "claims")
 
 
 @dataclass(eq=False, slots=True)
@@ -163,7 +166,7 @@ class Ration:
     terms: BandTerms
     clock: Clock
     random: Callable[[], float]
-    capacity: Callable[[str], int]
+    capacity: Callable[[str], Room]
     granted: Callable[[str, Waiter[Any]], bool] = lambda *_: False
     reopened: Callable[[str], None] = lambda _: None
     pools: dict[str, PoolRation] = field(default_factory=dict, init=False)
@@ -187,11 +190,10 @@ class Ration:
     def pool(self, model: str) -> PoolRation:
         pool = self.pools.get(model)
         if pool is None:
-            turns = Turns(self.router, self.terms, lambda: time.time() - self.clock())
             pool = self.pools[model] = PoolRation(
                 model,
                 self.store,
-                turns,
+                Turns(self.router, self.terms),
                 self.clock,
                 lambda: self.capacity(model),
                 lambda waiter: self.granted(model, waiter),

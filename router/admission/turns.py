@@ -8,15 +8,18 @@ socket, no clock and no engine.
     CONTENDED  somebody waits somewhere: every place goes back when it is free, and comes only as a grant
 
 An answer that never came may have granted something: then the router registers anew, under a new epoch, and what the
-old one had in line counts no more.
+old one had in line counts no more. A turn says that what the turn before it gave has been placed: until then nobody of
+the same flow who came later by more than the tolerance is placed elsewhere.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 from router.admission.bands import BandTerms
+from router.admission.capacity import Room
 from router.admission.waiters import NO_LIMITS, Waiter
 from router.core import Standing
 
@@ -25,6 +28,11 @@ MOST_GRANTS = 512
 MOST_JOINS = 1000
 # A waiter that was granted a place and fits none that is free now asks again so much later.
 MISFIT_PAUSE_S = 0.02
+# Who came later by so much never starts first; but a router that stands still is waited for no longer than the claim.
+TOLERANCE_MS, CLAIM_MS = 50, 250
+# Clocks that differ by so much more than before: one of them was set.
+JUMP_S = 0.5
+_NEWEST_SHARE = 0.1
 
 
 class Mode(Enum):
@@ -46,22 +54,34 @@ class _Entry:
     pushed: tuple[int, str, str] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """What must be added to our clock for that of Redis, and how long the answer took that told it."""
+
+    offset_s: float
+    took_s: float
+
+
 @dataclass(eq=False, slots=True)
 class Turns:
-    """`router` is a name without `|` or `,`. `used` are our leases; we may have `held` of them, and where `is_idle` we
-    want none in advance. `unix_offset_s()` makes Unix seconds of the router's clock."""
+    """`router` is a name without `|` or `,`. `used` are our leases, and `used_tokens` what they take; we may have
+    `held` and `held_tokens`, which one request may overdraw, and where `is_idle` we want none in advance. `room` is
+    what all routers share."""
 
     router: str
     terms: BandTerms
-    unix_offset_s: Callable[[], float]
     mode: Mode = Mode.ALONE
     epoch: int = 0
     held: int = 0
+    held_tokens: int = 0
     used: int = 0
-    capacity: int = 0
+    used_tokens: int = 0
+    room: Room = field(default_factory=Room)
     num_routers: int = 1
     num_granted: int = 0
     is_idle: bool = False
+    _mean_tokens: float = 1.0
+    _sight: _Sight | None = None
     _entries: dict[int, _Entry] = field(default_factory=dict, init=False)
     _numbers: dict[Waiter[Any], int] = field(default_factory=dict, init=False)
     _unpushed: dict[int, None] = field(default_factory=dict, init=False)
@@ -73,11 +93,14 @@ class Turns:
     def may_start(self) -> bool:
         """May a request that nobody comes before start now?"""
         if self.mode is Mode.FREE:
-            return self.used < self.held
+            return self.used < self.held and (self.room.tokens is None or self.used_tokens < self.held_tokens)
         if self.mode is Mode.CONTENDED:
             return False
         # Alone: our part of what there is, as far as others are known.
-        return self.num_routers < 2 or self.used < max(1, -(-self.capacity // self.num_routers))
+        if self.num_routers < 2 or not self.used:
+            return True
+        tokens, parts = self.room.tokens, self.num_routers
+        return self.used < -(-self.room.requests // parts) and (tokens is None or self.used_tokens < tokens / parts)
 
     @property
     def num_waiting(self) -> int:
@@ -86,7 +109,22 @@ class Turns:
     @property
     def is_short(self) -> bool:
         """Is it time to ask for more places, before they are needed?"""
-        return self.mode is Mode.FREE and self.held - self.used <= self._headroom // 2
+        if self.mode is not Mode.FREE:
+            return False
+        if self.room.tokens is not None and self.held_tokens - self.used_tokens <= self._token_headroom // 2:
+            return True
+        return self.held - self.used <= self._headroom // 2
+
+    def take(self, num_tokens: int) -> None:
+        """One more of our leases."""
+        self.used += 1
+        self.used_tokens += num_tokens
+        self._mean_tokens += _NEWEST_SHARE * (num_tokens - self._mean_tokens)
+
+    def give(self, num_tokens: int) -> None:
+        """One of them has ended."""
+        self.used -= 1
+        self.used_tokens -= num_tokens
 
     def join(self, waiter: Waiter[Any], tokens: float) -> None:
         self._next_number += 1
@@ -113,7 +151,7 @@ class Turns:
 
     def lose(self) -> None:
         """Redis is away, or an answer was lost."""
-        self.mode, self.epoch, self.held = Mode.ALONE, 0, 0
+        self.mode, self.epoch, self.held, self.held_tokens = Mode.ALONE, 0, 0, 0
         self._leaves.clear()
         self._settled.clear()
         for number, entry in self._entries.items():
@@ -125,38 +163,49 @@ class Turns:
         self.lose()
         self.mode = Mode.JOINING
 
-    def compose(self, now: float, capacity: int) -> list[Any]:
+    def compose(self, now: float, room: Room) -> list[Any]:
         """The script's arguments. From now on we hold no more than they say we keep."""
-        self.capacity = capacity
+        self.room = room
         joins = self._joins(now)
-        keep = self.used
-        if self.mode is Mode.FREE and not self._has_pushed and not self.is_idle:
-            keep = max(self.used, min(self.held, self.used + 2 * self._headroom))
-        self.held = keep
-        wants_none = self.is_idle or self.mode is Mode.CONTENDED or self._has_pushed
-        want = 0 if wants_none else max(0, self.used + self._headroom - keep)
+        keep, keep_tokens, want, want_tokens = self.used, self.used_tokens, 0, 0
+        if self.mode is not Mode.CONTENDED and not self._has_pushed and not self.is_idle:
+            spare, spare_tokens = self._headroom, self._token_headroom
+            if self.mode is Mode.FREE:
+                keep = max(keep, min(self.held, self.used + 2 * spare))
+                keep_tokens = max(keep_tokens, min(self.held_tokens, self.used_tokens + 2 * spare_tokens))
+            want = max(0, self.used + spare - keep)
+            want_tokens = max(0, self.used_tokens + spare_tokens - keep_tokens)
+        self.held, self.held_tokens = keep, keep_tokens
+        head = [self.router, self.epoch, room.requests, room.tokens or 0, keep, keep_tokens, want, want_tokens]
+        times = [MOST_GRANTS, LEASE_MS, CLAIM_MS, TOLERANCE_MS]
         shares = [f"{share:.6f}" for share in self.terms.min_shares]
         ageing = [f"{self.terms.ageing_s * 1e3:.0f}", f"{self.terms.most_share:.6f}"]
-        head = [self.router, self.epoch, capacity, keep, want, MOST_GRANTS, LEASE_MS, *shares, *ageing]
-        return [*head, *joins, *self._taken_leaves(), *self._taken_settlements()]
+        return [*head, *times, *shares, *ageing, *joins, *self._taken_leaves(), *self._taken_settlements()]
 
-    def apply(self, answer: Sequence[Any]) -> list[Waiter[Any]]:
+    def apply(self, answer: Sequence[Any], asked_at: float, now: float) -> list[Waiter[Any]]:
         """Take in what the script gave; who was granted a place, in order. Each is to be placed, or put off."""
-        epoch, held, is_contended, num_routers, capacity, *granted = answer
-        if int(epoch) < 0:
+        epoch, held, held_tokens, is_contended, num_routers, places, tokens, unix_ms, *granted = map(int, answer)
+        if epoch < 0:
             self.rejoin()
             return []
-        self.epoch, self.held = int(epoch), int(held)
-        self.num_routers, self.capacity = int(num_routers), int(capacity)
-        self.mode = Mode.CONTENDED if int(is_contended) or self._has_pushed else Mode.FREE
+        self._see(_Sight(unix_ms / 1e3 - (asked_at + now) / 2.0, now - asked_at))
+        self.epoch, self.held, self.held_tokens, self.num_routers = epoch, held, held_tokens, num_routers
+        self.room = Room(places, tokens or None)
+        self.mode = Mode.CONTENDED if is_contended or self._has_pushed else Mode.FREE
         found = []
-        for number in map(int, granted):
+        for number in granted:
             entry = self._entries.get(number)
             if entry is not None:
                 entry.pushed = None
                 found.append(entry.waiter)
         self.num_granted += len(found)
         return found
+
+    def _see(self, sight: _Sight) -> None:
+        """All go by the clock of Redis, whatever becomes of their own. The answer that took least tells best."""
+        known = self._sight
+        if known is None or sight.took_s < known.took_s or abs(sight.offset_s - known.offset_s) > JUMP_S + sight.took_s:
+            self._sight = sight
 
     def put_off(self, waiter: Waiter[Any], now: float) -> None:
         """It was granted a place, and fits none that is free: it asks again a little later."""
@@ -168,33 +217,40 @@ class Turns:
     @property
     def _headroom(self) -> int:
         """Places held for what comes next: half of what is used, but a fair part of the pool at most."""
-        return max(1, min(self.used // 2 + 2, self.capacity // (2 * self.num_routers)))
+        return max(1, min(self.used // 2 + 2, self.room.requests // (2 * self.num_routers)))
+
+    @property
+    def _token_headroom(self) -> int:
+        most = 0 if self.room.tokens is None else self.room.tokens // (2 * self.num_routers)
+        return min(self.used_tokens // 2 + round(2 * self._mean_tokens), most)
 
     @property
     def _has_pushed(self) -> bool:
         return len(self._entries) > len(self._unpushed)
 
     def _joins(self, now: float) -> list[Any]:
-        words: list[Any] = []
-        offset_s, count, has_places = self.unix_offset_s(), 0, self.mode is Mode.FREE and self.may_start
-        for number in list(self._unpushed):
+        if self.epoch == 0 or self._sight is None or not self._unpushed:
+            return [0]  # a member names its epoch: the first turn is only to register
+        groups: dict[tuple[int, str], list[str]] = {}
+        offset_s = self._sight.offset_s
+        for number in list(islice(self._ripe(now), MOST_JOINS)):
             entry = self._entries[number]
-            if entry.not_before > now or (has_places and entry.waiter.limits != NO_LIMITS):
-                continue  # what is short of its adapter only must not make all others wait for their turn
-            if count == MOST_JOINS:
-                break
             waiter, standing = entry.waiter, entry.waiter.standing
             arrived_us = int((waiter.demand.request.arrived + offset_s) * 1e6)
-            member = (
-                f"{max(0, arrived_us):016d}|{self.router}|{self.epoch}|{number}|{entry.tokens:.0f}|{standing.weight:g}"
-            )
-            if self.epoch == 0:
-                break  # a member names its epoch: the first turn is only to register
-            entry.pushed = (int(standing.band), flow_name(standing), member)
+            flow = int(standing.band), flow_name(standing)
+            member = f"{arrived_us:016d}|{self.router}|{self.epoch}|{number}|{entry.tokens:.0f}|{standing.weight:g}"
+            entry.pushed = (*flow, member)
             del self._unpushed[number]
-            words += [int(standing.band), entry.pushed[1], f"{(waiter.due + offset_s) * 1e3:.3f}", member]
-            count += 1
-        return [count, *words]
+            groups.setdefault(flow, []).extend((f"{(waiter.due + offset_s) * 1e3:.3f}", member))
+        return [len(groups), *(word for flow, words in groups.items() for word in (*flow, len(words) // 2, *words))]
+
+    def _ripe(self, now: float) -> Iterator[int]:
+        """Whose turn it is to join. What is short of its adapter only must not make all others wait."""
+        has_places = self.mode is Mode.FREE and self.may_start
+        for number in self._unpushed:
+            entry = self._entries[number]
+            if entry.not_before <= now and not (has_places and entry.waiter.limits != NO_LIMITS):
+                yield number
 
     def _taken_leaves(self) -> list[Any]:
         leaves, self._leaves = self._leaves, []

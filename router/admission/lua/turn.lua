@@ -1,30 +1,47 @@
 -- One router's turn at one pool: it says what it keeps, who joins and who leaves, and gets places for those whose turn it
 -- is. All of it happens at once, whatever else is asked of Redis. Lua on Redis 6.2 and newer.
 --
--- KEYS  1 pool (hash: floor, credits, epoch)    2 routers (hash: id -> epoch,held,seen_ms,capacity,waiting)
+-- KEYS  1 pool (hash: floor, mean, credits and waits of the bands, epoch)
+--       2 routers (hash: id -> epoch,places held,seen_ms,places there are,waiting,tokens held,tokens there are,places told)
 --       3-6 flows of each band (sorted set: flow -> counter)    7 counters (hash: flow -> counter, all flows)
---       8 tenants (hash: tenant -> its flows that wait)          9 what all keys of this pool begin with
--- ARGV  1 router  2 epoch, 0 to register  3 capacity  4 places it keeps  5 places it wants  6 most grants
---       7 lease_ms  8-11 least shares  12 ageing_ms  13 most share
---       then counts, each before its items: joins (band, flow, due, member), leaves (band, flow, member),
---       settlements (flow, tokens)
+--       8 tenants (hash: tenant -> its flows that wait)         9 claims (hash: router -> grants it has not answered for)
+--       10 what all keys of this pool begin with
+-- ARGV  1 router  2 epoch, 0 to register  3 places that there are  4 tokens that there are, 0 where nobody knows
+--       5 places it keeps  6 tokens it keeps  7 places it wants  8 tokens it wants  9 most grants  10 lease_ms
+--       11 claim_ms  12 tolerance_ms  13-16 least shares  17 ageing_ms  18 most share
+--       then counts, each before its items: joins (band, flow, how many, then due and member of each),
+--       leaves (band, flow, member), settlements (flow, tokens)
 -- A member is `arrived|router|epoch|waiter|tokens|weight`: of equal dues the first to arrive goes first.
--- Gives [epoch or -1, places held, somebody waits, routers, capacity, waiters granted...]
+-- Gives [epoch or -1, places held, tokens held, somebody waits, routers, places and tokens there are, now in ms,
+--        waiters granted...]
 
 if redis.replicate_commands then redis.replicate_commands() end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local pool, routers, counters, tenants, prefix = KEYS[1], KEYS[2], KEYS[7], KEYS[8], KEYS[9]
-local me, epoch, lease_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[7])
+local pool, routers, counters, tenants, claims_key, prefix = KEYS[1], KEYS[2], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local me, epoch, lease_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[10])
+local claim_ms, tolerance_ms = tonumber(ARGV[11]), tonumber(ARGV[12])
+local function flows_key(band) return KEYS[3 + band] end
+local function queue_key(band, flow) return prefix .. 'queue:' .. band .. ':' .. flow end
+local function tenant_of(flow)
+  local slash = string.find(flow, '/', 1, true)
+  return slash and string.sub(flow, 1, slash - 1)
+end
+local function text(number) return string.format('%.17g', number) end
+local function call_with_many(command, key, words)
+  for first = 1, #words, 1000 do redis.call(command, key, unpack(words, first, math.min(first + 999, #words))) end
+end
 
 -- Routers: who was not heard of for the time of a lease is gone, and its places with it.
 local rows, flat = {}, redis.call('HGETALL', routers)
 for i = 1, #flat, 2 do
-  local e, held, seen, capacity, waiting = string.match(flat[i + 1], '^(%d+),(%-?%d+),(%d+),(%d+),(%-?%d+)$')
-  local row = {epoch = tonumber(e), held = tonumber(held), seen = tonumber(seen), capacity = tonumber(capacity),
-               waiting = tonumber(waiting), changed = false}
+  local e, held, seen, places, waiting, tokens, room, told =
+    string.match(flat[i + 1], '^(%d+),(%-?%d+),(%d+),(%d+),(%-?%d+),(%-?%d+),(%d+),(%d+)$')
+  local row = {epoch = tonumber(e), held = tonumber(held), seen = math.min(now, tonumber(seen)), places = tonumber(places),
+               waiting = tonumber(waiting), tokens = tonumber(tokens), room = tonumber(room), told = tonumber(told)}
   if flat[i] ~= me and row.seen + lease_ms < now then
     redis.call('HDEL', routers, flat[i])
+    redis.call('HDEL', claims_key, flat[i])
     redis.call('DEL', prefix .. 'grants:' .. flat[i])
   else
     rows[flat[i]] = row
@@ -32,22 +49,26 @@ for i = 1, #flat, 2 do
 end
 
 local grants_key, row, granted = prefix .. 'grants:' .. me, rows[me], {}
+local told_tokens = 0
 if epoch == 0 then
   epoch = redis.call('HINCRBY', pool, 'epoch', 1)
   row = {waiting = 0}
   rows[me] = row
   redis.call('DEL', grants_key)
-  for _, key in ipairs({pool, routers, counters, tenants, KEYS[3], KEYS[4], KEYS[5], KEYS[6]}) do
-    redis.call('EXPIRE', key, 86400)
-  end
+  redis.call('HDEL', claims_key, me)
+  for i = 1, 9 do redis.call('EXPIRE', KEYS[i], 86400) end
 elseif not row or row.epoch ~= epoch then
-  return {-1, 0, 0, 0, 0}
-else
-  granted = redis.call('LRANGE', grants_key, 0, -1)
-  if #granted > 0 then redis.call('DEL', grants_key) end
+  return {-1, 0, 0, 0, 0, 0, 0, 0}
+elseif row.told > 0 then
+  for _, told in ipairs(redis.call('LRANGE', grants_key, 0, -1)) do
+    local waiter, tokens = string.match(told, '^(%d+)|(%d+)$')
+    granted[#granted + 1] = waiter
+    told_tokens = told_tokens + tokens
+  end
+  redis.call('DEL', grants_key)
 end
-row.epoch, row.seen, row.capacity, row.changed = epoch, now, tonumber(ARGV[3]), true
-row.held = tonumber(ARGV[4]) + #granted
+row.epoch, row.seen, row.places, row.room, row.told = epoch, now, tonumber(ARGV[3]), tonumber(ARGV[4]), 0
+row.held, row.tokens, row.changed = tonumber(ARGV[5]) + #granted, tonumber(ARGV[6]) + told_tokens, true
 
 local state = redis.call('HMGET', pool, 'floor', 'mean', 'c0', 'c1', 'c2', 'c3', 'w0', 'w1', 'w2', 'w3')
 local floor, mean = tonumber(state[1]) or 0, tonumber(state[2]) or 0
@@ -55,33 +76,27 @@ local credits, waits, changed = {}, {}, {}
 for band = 0, 3 do
   credits[band], waits[band] = tonumber(state[3 + band]) or 0, tonumber(state[7 + band]) or 0
 end
-local function flows(band) return KEYS[3 + band] end
-local function queue(band, flow) return prefix .. 'queue:' .. band .. ':' .. flow end
-local function tenant_of(flow)
-  local slash = string.find(flow, '/', 1, true)
-  return slash and string.sub(flow, 1, slash - 1)
-end
-local function text(number) return string.format('%.17g', number) end
 
 -- Who joins, leaves, and has taken more or less than it was charged.
-local at = 14
+local at = 19
 local function next_arg() at = at + 1; return ARGV[at - 1] end
 for _ = 1, tonumber(next_arg()) do
-  local band, flow, due, member = tonumber(next_arg()), next_arg(), next_arg(), next_arg()
-  if redis.call('ZADD', queue(band, flow), due, member) == 1 then
-    row.waiting = row.waiting + 1
-    if not redis.call('ZSCORE', flows(band), flow) then
-      local counter = math.max(changed[flow] or tonumber(redis.call('HGET', counters, flow) or 0), floor)
-      redis.call('ZADD', flows(band), text(counter), flow)
-      changed[flow] = counter
-      local tenant = tenant_of(flow)
-      if tenant then redis.call('HINCRBY', tenants, tenant, 1) end
-    end
+  local band, flow, count = tonumber(next_arg()), next_arg(), tonumber(next_arg())
+  local words = {}
+  for i = 1, 2 * count do words[i] = next_arg() end
+  row.waiting = row.waiting + count
+  call_with_many('ZADD', queue_key(band, flow), words)
+  if not redis.call('ZSCORE', flows_key(band), flow) then
+    local counter = math.max(changed[flow] or tonumber(redis.call('HGET', counters, flow) or 0), floor)
+    redis.call('ZADD', flows_key(band), text(counter), flow)
+    changed[flow] = counter
+    local tenant = tenant_of(flow)
+    if tenant then redis.call('HINCRBY', tenants, tenant, 1) end
   end
 end
 for _ = 1, tonumber(next_arg()) do
   local band, flow, member = tonumber(next_arg()), next_arg(), next_arg()
-  row.waiting = row.waiting - redis.call('ZREM', queue(band, flow), member)
+  row.waiting = row.waiting - redis.call('ZREM', queue_key(band, flow), member)
 end
 for _ = 1, tonumber(next_arg()) do
   local flow, tokens = next_arg(), tonumber(next_arg())
@@ -89,17 +104,48 @@ for _ = 1, tonumber(next_arg()) do
   if before == before then changed[flow] = before + tokens end
 end
 
-local held, waiting, capacity, count = 0, 0, 0, 0
+local held, tokens_held, waiting, places, room, count = 0, 0, 0, 0, 0, 0
 for _, each in pairs(rows) do
-  held, waiting, count = held + each.held, waiting + math.max(0, each.waiting), count + 1
-  capacity = math.max(capacity, each.capacity)
+  held, tokens_held, count = held + each.held, tokens_held + each.tokens, count + 1
+  waiting, places, room = waiting + math.max(0, each.waiting), math.max(places, each.places), math.max(room, each.room)
+end
+
+-- A grant is on its way until its router's next turn but one. Who comes after it in its flow, by more than the tolerance,
+-- is held back so long, if another router has it: else it could start first. A router that stands still is waited for
+-- no longer than `claim_ms`.
+local claims, has_others = {}, count > 1
+if has_others then
+  flat = redis.call('HGETALL', claims_key)
+  for i = 1, #flat, 2 do claims[flat[i]] = cmsgpack.unpack(flat[i + 1]) end
+  local mine = claims[me]
+  if mine then claims[me] = {told = {}, told_at = 0, sent = mine.told, sent_at = mine.told_at, changed = true} end
+end
+local function is_before(arrivals, since, key, arrived)
+  return arrivals[key] and arrivals[key] + tolerance_ms < arrived and math.abs(now - since) < claim_ms
+end
+local function is_held_back(owner, key, arrived)
+  for router, claim in pairs(claims) do
+    if router ~= owner then
+      if is_before(claim.told, claim.told_at, key, arrived) or is_before(claim.sent, claim.sent_at, key, arrived) then
+        return true
+      end
+    end
+  end
+  return false
+end
+local function claim(router, key, arrived)
+  local found = claims[router] or {told = {}, told_at = 0, sent = {}, sent_at = 0}
+  local kind = router == me and 'sent' or 'told'
+  if not next(found[kind]) then found[kind .. '_at'] = now end
+  found[kind][key] = math.min(found[kind][key] or arrived, arrived)
+  found.changed, claims[router] = true, found
 end
 
 -- Which band: the first that is owed its least share, else the highest that waits.
-local min_shares = {[0] = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])}
-local ageing_ms, most_share = tonumber(ARGV[12]), tonumber(ARGV[13])
+local min_shares = {[0] = tonumber(ARGV[13]), tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16])}
+local ageing_ms, most_share = tonumber(ARGV[17]), tonumber(ARGV[18])
 local has = {}
-for band = 0, 3 do has[band] = redis.call('ZCARD', flows(band)) > 0 end
+for band = 0, 3 do has[band] = redis.call('EXISTS', flows_key(band)) == 1 end
 local function choose()
   local first, owed
   for band = 0, 3 do
@@ -124,42 +170,84 @@ local function account(band, tokens)
   credits[band] = math.max(credits[band] - tokens, -tokens)
 end
 
-local left = tonumber(ARGV[6])
-local told = {}
-while held < capacity and left > 0 and waiting > 0 do
+-- A band's flows, read a few at a time in the order of their counters; `most` is that of the last one read.
+local lists = {}
+local function counter_of(list, i) return changed[list[i].flow] or list[i].counter end
+local function read_more(list)
+  flat = redis.call('ZRANGE', list.key, list.num_read, list.num_read + 31, 'WITHSCORES')
+  for i = 1, #flat, 2 do list[#list + 1] = {flow = flat[i], counter = tonumber(flat[i + 1])} end
+  list.num_read = list.num_read + #flat / 2
+  list.most = #flat < 64 and math.huge or tonumber(flat[64])
+end
+local function lowest(band)
+  local list = lists[band] or {key = flows_key(band), num_read = 0, most = -math.huge}
+  lists[band] = list
+  while true do
+    local index, least
+    for i = 1, #list do
+      local counter = counter_of(list, i)
+      if not least or counter < least then index, least = i, counter end
+    end
+    if list.most == math.huge or (least and least <= list.most) then return list, index, least end
+    read_more(list)
+  end
+end
+local tenant_flows = {}
+local function rate(flow, weight)  -- a tenant's flows share its weight
+  local tenant = tenant_of(flow)
+  if not tenant then return 1 / weight end
+  local flows = tenant_flows[tenant] or math.max(1, tonumber(redis.call('HGET', tenants, tenant) or 1))
+  tenant_flows[tenant] = flows
+  return flows / weight
+end
+local function forget(band, flow)
+  redis.call('ZREM', flows_key(band), flow)
+  local tenant = tenant_of(flow)
+  if tenant then
+    if redis.call('HINCRBY', tenants, tenant, -1) <= 0 then redis.call('HDEL', tenants, tenant) end
+    tenant_flows[tenant] = nil
+  end
+end
+
+local left, is_stopped = tonumber(ARGV[9]), false
+while held < places and left > 0 and waiting > 0 and not is_stopped do
   local band = choose()
   if not band then break end
-  local top = redis.call('ZRANGE', flows(band), 0, 0, 'WITHSCORES')
-  local flow, counter = top[1], tonumber(top[2])
+  local list, index, counter = lowest(band)
+  local flow = index and list[index].flow
   if not flow then
     has[band] = false
-  elseif changed[flow] and math.abs(changed[flow] - counter) > 1e-9 then
-    redis.call('ZADD', flows(band), text(changed[flow]), flow)
   else
-    local popped = redis.call('ZPOPMIN', queue(band, flow))
+    local popped = redis.call('ZPOPMIN', queue_key(band, flow))
     if #popped == 0 then
-      redis.call('ZREM', flows(band), flow)
-      local tenant = tenant_of(flow)
-      if tenant and redis.call('HINCRBY', tenants, tenant, -1) <= 0 then redis.call('HDEL', tenants, tenant) end
+      table.remove(list, index)
+      list.num_read = list.num_read - 1
+      forget(band, flow)
     else
       local arrived, router, e, waiter, tokens, weight =
         string.match(popped[1], '^(%d+)|([^|]+)|(%d+)|(%d+)|([^|]+)|([^|]+)$')
-      local owner = rows[router]
+      local owner, key = rows[router], band .. ':' .. flow
+      arrived, tokens = arrived / 1000, tonumber(tokens)
       if owner and owner.epoch == tonumber(e) then  -- else its router has gone, or begun anew
-        tokens = tonumber(tokens)
-        waits[band] = math.max(0, now - arrived / 1000)
-        local tenant = tenant_of(flow)
-        local rate = (tenant and math.max(1, tonumber(redis.call('HGET', tenants, tenant) or 1)) or 1) / tonumber(weight)
-        account(band, tokens)
-        floor = math.max(floor, counter)
-        changed[flow] = counter + tokens * rate
-        redis.call('ZADD', flows(band), text(changed[flow]), flow)
-        owner.held, owner.waiting, owner.changed = owner.held + 1, owner.waiting - 1, true
-        held, waiting, left = held + 1, waiting - 1, left - 1
-        if router == me then
-          granted[#granted + 1] = waiter
+        if (room > 0 and tokens_held > 0 and tokens_held + tokens > room)
+            or (has_others and is_held_back(router, key, arrived)) then
+          redis.call('ZADD', queue_key(band, flow), popped[2], popped[1])
+          is_stopped = true
         else
-          redis.call('RPUSH', prefix .. 'grants:' .. router, waiter)
+          waits[band] = math.max(0, now - arrived)
+          account(band, tokens)
+          floor = math.max(floor, counter)
+          changed[flow] = counter + tokens * rate(flow, tonumber(weight))
+          owner.held, owner.waiting, owner.tokens = owner.held + 1, owner.waiting - 1, owner.tokens + tokens
+          owner.changed = true
+          held, tokens_held, waiting, left = held + 1, tokens_held + tokens, waiting - 1, left - 1
+          if has_others then claim(router, key, arrived) end
+          if router == me then
+            granted[#granted + 1] = waiter
+          else
+            redis.call('RPUSH', prefix .. 'grants:' .. router, waiter .. '|' .. tokens)
+            owner.told = owner.told + 1
+          end
         end
       end
     end
@@ -168,41 +256,56 @@ end
 
 -- What nobody waits for may be held for what comes. What routers that are gone have left in line goes with this.
 if waiting <= 0 then
-  row.held = row.held + math.max(0, math.min(tonumber(ARGV[5]), capacity - held))
+  row.held = row.held + math.max(0, math.min(tonumber(ARGV[7]), places - held))
+  if room > 0 then row.tokens = row.tokens + math.max(0, math.min(tonumber(ARGV[8]), room - tokens_held)) end
   for band = 0, 3 do
-    for _, flow in ipairs(redis.call('ZRANGE', flows(band), 0, 99)) do
-      redis.call('DEL', queue(band, flow))
-      redis.call('ZREM', flows(band), flow)
-      local tenant = tenant_of(flow)
-      if tenant and redis.call('HINCRBY', tenants, tenant, -1) <= 0 then redis.call('HDEL', tenants, tenant) end
+    for _, flow in ipairs(redis.call('ZRANGE', flows_key(band), 0, 99)) do
+      redis.call('DEL', queue_key(band, flow))
+      forget(band, flow)
     end
   end
 end
 
+local scores, kept, dropped = {}, {}, {}
 for flow, counter in pairs(changed) do
-  local is_waiting = false
-  for band = 0, 3 do
-    if redis.call('ZSCORE', flows(band), flow) then
-      is_waiting = true
-      redis.call('ZADD', flows(band), text(counter), flow)
-    end
-  end
-  if is_waiting or counter > floor then
-    redis.call('HSET', counters, flow, text(counter))
+  scores[#scores + 1], scores[#scores + 2] = text(counter), flow
+  local is_waiting = counter > floor
+  for band = 0, 3 do is_waiting = is_waiting or redis.call('ZSCORE', flows_key(band), flow) end
+  if is_waiting then
+    kept[#kept + 1], kept[#kept + 2] = flow, text(counter)
   else
-    redis.call('HDEL', counters, flow)  -- a newcomer would begin where it stands
+    dropped[#dropped + 1] = flow  -- a newcomer would begin where it stands
+  end
+end
+call_with_many('HSET', counters, kept)
+call_with_many('HDEL', counters, dropped)
+for band = 0, 3 do
+  if redis.call('EXISTS', flows_key(band)) == 1 then
+    for first = 1, #scores, 1000 do
+      redis.call('ZADD', flows_key(band), 'XX', unpack(scores, first, math.min(first + 999, #scores)))
+    end
   end
 end
 for id, each in pairs(rows) do
   if each.changed then
-    redis.call('HSET', routers, id,
-      string.format('%d,%d,%d,%d,%d', each.epoch, each.held, each.seen, each.capacity, math.max(0, each.waiting)))
+    redis.call('HSET', routers, id, string.format('%d,%d,%d,%d,%d,%d,%d,%d', each.epoch, each.held, each.seen, each.places,
+      math.max(0, each.waiting), each.tokens, each.room, each.told))
+  end
+end
+for router, each in pairs(claims) do
+  if each.changed then
+    each.changed = nil
+    if next(each.told) or next(each.sent) then
+      redis.call('HSET', claims_key, router, cmsgpack.pack(each))
+    else
+      redis.call('HDEL', claims_key, router)
+    end
   end
 end
 redis.call('HSET', pool, 'floor', text(floor), 'mean', text(mean),
   'c0', text(credits[0]), 'c1', text(credits[1]), 'c2', text(credits[2]), 'c3', text(credits[3]),
   'w0', text(waits[0]), 'w1', text(waits[1]), 'w2', text(waits[2]), 'w3', text(waits[3]))
 
-local answer = {epoch, row.held, waiting > 0 and 1 or 0, count, capacity}
+local answer = {epoch, row.held, row.tokens, waiting > 0 and 1 or 0, count, places, room, now}
 for _, waiter in ipairs(granted) do answer[#answer + 1] = waiter end
 return answer

@@ -14,6 +14,7 @@ import pytest
 
 from router.admission import ration as module
 from router.admission.bands import BandTerms
+from router.admission.capacity import Room
 from router.admission.queue import LocalQueue
 from router.admission.ration import Ration
 from router.admission.turns import Mode
@@ -93,7 +94,7 @@ async def hosts(url: str, number: int = 3) -> AsyncIterator[Hosts]:
         stores, queues = [], []
         for at in range(number):
             store = Store(url, timeout_s=1.0, random=lambda: 0.0)
-            ration = Ration(store, f"host{at}", BandTerms(), time.monotonic, random.random, lambda _: CAPACITY)
+            ration = Ration(store, f"host{at}", BandTerms(), time.monotonic, random.random, lambda _: Room(CAPACITY))
             store.on_change = partial(_changed, ration)
             queue = LocalQueue(engines, time.monotonic, 10_000, 20.0, ration=ration)
             queue._line_of(Pool("m"))

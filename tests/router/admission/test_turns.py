@@ -2,7 +2,6 @@
 those of a router that dies, is fenced, or never hears an answer."""
 
 import itertools
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
@@ -12,6 +11,7 @@ import pytest
 
 from router.admission import turns as module
 from router.admission.bands import BandTerms
+from router.admission.capacity import Room
 from router.admission.ration import KEYS, TURN
 from router.admission.turns import Mode, Turns
 from router.admission.waiters import Waiter, due_of, standing_of
@@ -23,7 +23,6 @@ from tests.router.store.servers import PROGRAMS, Server, cluster, server
 _numbers = itertools.count()
 # Longer than any test may be held up.
 LONG_LEASE_MS = 600_000
-NOW = time.time()
 
 
 @dataclass(eq=False)
@@ -32,6 +31,7 @@ class Routers:
 
     client: Any
     capacity: int = 8
+    tokens: int | None = None
     terms: BandTerms = field(default_factory=lambda: BandTerms(min_shares=(0.0, 0.0, 0.0, 0.0)))
     turns: list[Turns] = field(default_factory=list)
     waiting: dict[Waiter[Any], Turns] = field(default_factory=dict)
@@ -39,12 +39,16 @@ class Routers:
     model: str = field(default_factory=lambda: f"m{next(_numbers)}")
 
     def add(self, num_routers: int = 1) -> list[Turns]:
-        added = [Turns(f"r{len(self.turns) + n}", self.terms, lambda: NOW) for n in range(num_routers)]
+        added = [Turns(f"r{len(self.turns) + n}", self.terms) for n in range(num_routers)]
         self.turns += added
         for turns in added:
             turns.rejoin()
             self.turn(turns)
         return added
+
+    @property
+    def room(self) -> Room:
+        return Room(self.capacity, self.tokens)
 
     def turn(self, turns: Turns, *, is_lost: bool = False) -> None:
         answer = self.ask(turns)
@@ -52,7 +56,7 @@ class Routers:
             turns.lose()
             turns.rejoin()
             return
-        for waiter in turns.apply(answer):
+        for waiter in turns.apply(answer, 0.0, 0.0):
             turns.leave(waiter)
             if waiter in self.waiting:
                 del self.waiting[waiter]
@@ -63,7 +67,7 @@ class Routers:
     def ask(self, turns: Turns) -> Any:
         prefix = names.pool(self.model)
         keys = [*(prefix + name for name in KEYS), prefix]
-        return self.client.eval(TURN.text, len(keys), *keys, *turns.compose(0.0, self.capacity))
+        return self.client.eval(TURN.text, len(keys), *keys, *turns.compose(0.0, self.room))
 
     def all_turn(self, times: int = 2) -> None:
         for _ in range(times):
@@ -116,7 +120,6 @@ def test_whoever_waits_has_the_slices_of_all_revoked_and_gets_the_next_place(cli
     routers.all_turn()
     one.used = one.held
     other.used = other.held
-    one.capacity = other.capacity = 4
     while sum((one.held, other.held)) < 4:
         one.used = one.held
         routers.all_turn(1)
@@ -275,7 +278,7 @@ def test_a_turn_of_an_older_epoch_that_comes_late_changes_nothing(client: Any) -
     (only,) = routers.add(1)
     routers.join(only, "twice?", arrived=1.0)
     prefix = names.pool(routers.model)
-    late = [*(prefix + name for name in KEYS), prefix, *only.compose(0.0, 1)]
+    late = [*(prefix + name for name in KEYS), prefix, *only.compose(0.0, Room(1))]
     only.lose()
     only.rejoin()
     routers.turn(only)
@@ -307,7 +310,7 @@ def test_what_is_put_off_asks_again_later_with_its_old_due(client: Any) -> None:
     routers = Routers(client, capacity=1)
     (only,) = routers.add(1)
     waiter = routers.join(only, "misfit")
-    (found,) = only.apply(routers.ask(only))
+    (found,) = only.apply(routers.ask(only), 0.0, 0.0)
     assert found is waiter
     only.put_off(waiter, now=0.0)
     routers.turn(only)
