@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -58,14 +58,15 @@ async def explain(url: str, message: str, model: str | None, *, as_json: bool) -
 
 
 def _explained(answer: Mapping[str, Any]) -> str:
-    """A line for each replica, its cost in milliseconds and what that is made of; the chosen one has a star."""
+    """A line for each replica, its cost and what that is made of, in one unit; the chosen one has a star."""
     candidates = answer["candidates"]
     names = list(dict.fromkeys(name for each in candidates for name in each["terms"]))
     names = [name for name in names if any(each["terms"].get(name) for each in candidates)]
-    rows = [["", "REPLICA", "CACHED", "COST", *(name.upper() for name in names)]]
+    unit, show = _UNITS.get(answer["unit"], _PLAIN)
+    rows = [["", "REPLICA", "CACHED TOKENS", f"COST{unit}", *(f"{name.upper()}{unit}" for name in names)]]
     for each in candidates:
-        cost = f"{each['cost'] * 1e3:.1f}" if each["cost"] is not None else each["excluded"]
-        terms = [f"{each['terms'][name] * 1e3:.1f}" if name in each["terms"] else "" for name in names]
+        cost = show(each["cost"]) if each["cost"] is not None else each["excluded"]
+        terms = [show(each["terms"][name]) if name in each["terms"] else "" for name in names]
         rows.append(["*" if each["is_chosen"] else "", each["replica"], str(each["matched_tokens"]), cost, *terms])
     head = f"{answer['prompt_tokens']} prompt tokens, {answer['expected_output_tokens']} expected; {answer['reason']}"
     return f"{head}\n{_aligned(rows)}"
@@ -87,6 +88,13 @@ async def _ask(method: str, url: str, body: Mapping[str, object] | None = None) 
     return None
 
 
+# What stands behind the name of a column, and how its numbers are shown. Work is tokens, blocks or requests, as the
+# term's name says.
+_PLAIN: tuple[str, Callable[[float], str]] = ("", lambda value: f"{value:g}")
+_UNITS: Mapping[object, tuple[str, Callable[[float], str]]] = {
+    "seconds": (" ms", lambda value: f"{value * 1e3:.1f}"),
+    "share": (" 0..1", lambda value: f"{value:.3f}"),
+}
 _COLUMNS = {
     "REPLICA": "id",
     "STATE": "state",

@@ -15,13 +15,16 @@ import uvloop
 
 from router import pages
 from router.app import Router
+from router.errors import PointsmanError
+from router.explaining import explainer
+from router.openai import error_body
 from router.telemetry.logs import open_log
 from router.transports.http import ClientConnection, DataPort
 from router.workers import doors, frames, orders
 from router.workers.board import Board
 from router.workers.desk import Desk
 from router.workers.feed import Feed
-from router.workers.frames import Ask, Drain, Export, Find, Open, Order, Retire, Serving, Shut
+from router.workers.frames import Ask, Drain, Explain, Explained, Export, Find, Open, Order, Retire, Serving, Shut
 from router.workers.line import Line
 from router.workers.mirror import Mirror
 from router.workers.orders import FeedOrders, RouterOrders
@@ -102,13 +105,15 @@ class _ChildRouter:
 
     async def _obey(self) -> None:
         while True:
-            match await self._orders.get():
+            match order := await self._orders.get():
                 case Open(slot):
                     await self._open(slot)
                 case Shut(slot):
                     self._shut(slot)
                 case Retire():
                     self._retire()
+                case Explain():
+                    await self._explain(order)
 
     def _hear(self, _: Line, payload: bytes) -> None:
         order = frames.order.decode(payload)
@@ -146,6 +151,14 @@ class _ChildRouter:
             await asyncio.sleep(_POLL_S)
         self._router.drain_timeout_s = 0.0
         self._stop.set()
+
+    async def _explain(self, asked: Explain) -> None:
+        try:
+            status, answer = await explainer(self._router)(asked.body, asked.headers)
+        except Exception:  # a question must not end the process
+            self._router.logger.exception("a decision could not be explained")
+            status, answer = 500, error_body(PointsmanError("The worker failed to explain this."))
+        self._line.send(Explained(asked.number, status, answer))
 
     def _wake(self, waker: int) -> None:
         """A sibling has freed a place that we may have waited for."""

@@ -22,13 +22,14 @@ class View(msgspec.Struct, frozen=True, gc=False):
 
 class Weighed(msgspec.Struct, frozen=True, gc=False):
     """What a policy makes of one replica: why it may not be chosen (None: it may), or its cost, lower is better, and
-    what that is made of."""
+    what that is made of; `unit` is that of both, None where a policy has no costs."""
 
     replica: Replica
     matched_tokens: int
     excluded: str | None = None
     cost: float | None = None
     scores: Mapping[str, float] = {}
+    unit: str | None = "seconds"
 
 
 class Explanation(msgspec.Struct, frozen=True, gc=False):

@@ -18,8 +18,9 @@ from router.admission.keyring import Keyring
 from router.app import Router
 from router.commons import NONE
 from router.config import Settings
+from router.core import Headers
 from router.errors import PointsmanError
-from router.explaining import add_explain_route, refuse
+from router.explaining import add_explain_route
 from router.listening import open_admin
 from router.prefix.indexer import Indexer, instances_of
 from router.supervisor import RestartFailed, Supervisor
@@ -60,6 +61,12 @@ def open_front(settings: Settings, logger: logging.Logger) -> Front:
     return Front(run, company.ready, company.models, supervisor.restart_soon)
 
 
+class NoWorker(PointsmanError):
+    status = 503
+    type = "service_unavailable"
+    code = "no_worker"
+
+
 class RestartRefused(PointsmanError):
     status = 500
     code = "restart_failed"
@@ -81,7 +88,7 @@ def company_routes(company: "Company") -> web.Application:
     app.middlewares.append(company.middleware())
     add_key_routes(app, company.keyring)
     add_indexer_routes(app, company.indexer(), company.export)
-    add_explain_route(app, refuse)
+    add_explain_route(app, company.explain)
     app.router.add_post("/admin/workers/restart", company.restart)
     return app
 
@@ -103,6 +110,13 @@ class Company:
     async def export(self) -> bytes:
         """What the feed knows of caches, for a router that begins."""
         return await self._supervisor.questions.export()
+
+    async def explain(self, body: bytes, headers: Headers) -> tuple[int, bytes]:
+        """By one worker: they know nearly the same."""
+        answer = await self._supervisor.questions.explain(body, headers)
+        if answer is None:
+            raise NoWorker("No worker says what it would decide; ask again.", retry_after_s=1.0)
+        return answer
 
     def middleware(self) -> Middleware:
         """Fresh reports before a page is made, and an order in force before it is answered."""

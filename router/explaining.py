@@ -10,14 +10,16 @@ from aiohttp import web
 
 from router.choice import Explanation, Weighed
 from router.core import Demand, Headers, Surface
-from router.errors import InvalidRequest, UnknownModel, UnknownRoute
+from router.errors import InvalidRequest, PointsmanError, UnknownModel
+from router.openai import error_body
 from router.transports.asking import new_request
 
 if TYPE_CHECKING:
     from router.app import Router
 
 Json = Mapping[str, object]
-Explain = Callable[[bytes, Headers], Awaitable[Json]]
+Explain = Callable[[bytes, Headers], Awaitable[tuple[int, bytes]]]
+"""Status and JSON for a body and its headers."""
 # What a body must have, and what it then is.
 _SURFACES = {"messages": Surface.CHAT, "prompt": Surface.COMPLETIONS, "input": Surface.EMBEDDINGS}
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -26,22 +28,21 @@ _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def add_explain_route(app: web.Application, explain: Explain) -> None:
     async def page(request: web.Request) -> web.Response:
         headers = tuple((name.lower(), value) for name, value in request.headers.items())
-        answer = msgspec.json.encode(await explain(await request.read(), headers))
-        return web.Response(body=answer, content_type="application/json")
+        status, answer = await explain(await request.read(), headers)
+        return web.Response(status=status, body=answer, content_type="application/json")
 
     app.router.add_post("/admin/explain", page)
 
 
 def explainer(router: "Router") -> Explain:
-    async def explain(body: bytes, headers: Headers) -> Json:
-        return shown(router.placement.explain(await _demand(router, body, headers)))
+    async def explain(body: bytes, headers: Headers) -> tuple[int, bytes]:
+        try:
+            demand = await _demand(router, body, headers)
+        except PointsmanError as error:
+            return error.status, error_body(error)
+        return 200, msgspec.json.encode(shown(router.placement.explain(demand)))
 
     return explain
-
-
-async def refuse(_: bytes, __: Headers) -> Json:
-    """Of the supervisor of several processes: each of them decides by what it knows itself."""
-    raise UnknownRoute("With several workers there is no /admin/explain: each decides by what it knows itself.")
 
 
 def shown(explanation: Explanation) -> Json:
@@ -59,6 +60,7 @@ def shown(explanation: Explanation) -> Json:
         "is_exact": prompt.is_exact,
         "expected_output_tokens": round(explanation.expected_output_tokens),
         "chosen": chosen,
+        "unit": next((each.unit for each in explanation.weighed), None),
         "reason": "no replica may take it now: it would wait" if decision is None else decision.reason,
         "candidates": [_row(each, chosen) for each in order],
     }

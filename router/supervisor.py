@@ -22,9 +22,9 @@ from router.workers.frames import (
     Ask,
     Drain,
     Drained,
-    Export,
+    Explain,
+    Explained,
     Exported,
-    Find,
     Found,
     News,
     Open,
@@ -34,7 +34,7 @@ from router.workers.frames import (
     Shut,
 )
 from router.workers.orders import FeedOrders, RouterOrders
-from router.workers.questions import Questions
+from router.workers.questions import Question, Questions
 
 # A process that dies is started again after 0.1 s, then 0.2, 0.4 and so on; one that lived for long begins anew.
 FIRST_BACKOFF_S, MOST_BACKOFF_S, LONG_LIFE_S = 0.1, 5.0, 30.0
@@ -77,7 +77,7 @@ class Supervisor:
         self._feed: Process | None = None
         self._drained: set[str] = set()
         self._answers: asyncio.Queue[Drained] = asyncio.Queue()
-        self.questions = Questions(self._tell_feed)
+        self.questions = Questions(self._tell)
         self._rolling = asyncio.Lock()
         self._news = asyncio.Event()
         self._is_hopeless = asyncio.Event()
@@ -336,15 +336,19 @@ class Supervisor:
             backoff_s = FIRST_BACKOFF_S if lived_s > LONG_LIFE_S else min(2 * backoff_s, MOST_BACKOFF_S)
             await asyncio.sleep(backoff_s)
 
-    def _tell_feed(self, question: Find | Export) -> bool:
-        if self._feed is not None:
-            self._feed.tell(question)
-        return self._feed is not None
+    def _tell(self, question: Question) -> bool:
+        """A worker, of what it would decide; else the feed."""
+        process = self._feed
+        if isinstance(question, Explain):
+            process = next((each for each in self.processes if each.is_serving.is_set()), None)
+        if process is not None:
+            process.tell(question)
+        return process is not None
 
     def _hear(self, process: Process, news: News) -> None:
         if isinstance(news, Drained):
             self._answers.put_nowait(news)
-        elif isinstance(news, Found | Exported):
+        elif isinstance(news, Found | Exported | Explained):
             self.questions.heard(news)
         elif isinstance(news, Serving):
             process.is_serving.set()

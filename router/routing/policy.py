@@ -79,7 +79,7 @@ class FilterScorePick:
         names = [part.name for part in self.scorers]
         for at, (each, cost) in enumerate(zip(kept, self._costs(scores, len(kept)), strict=True)):
             own = {name: column[at] for name, column in zip(names, scores, strict=True)}
-            weighed.append(Weighed(each.replica, each.matched_tokens, None, cost, own))
+            weighed.append(Weighed(each.replica, each.matched_tokens, None, cost, own, self.unit))
         return weighed
 
     def placed(self, lease: Lease) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from router.core import Headers
 from router.prefix.changes import Change
 from router.prefix.follower import FeedStatus
 from router.replicas.sighting import Sighting
@@ -122,6 +123,22 @@ class Exported(_Message, frozen=True):
     chains: bytes
 
 
+class Explain(_Message, frozen=True):
+    """The supervisor to a worker: what would be decided for this body, with these headers?"""
+
+    number: int
+    body: bytes
+    headers: Headers
+
+
+class Explained(_Message, frozen=True):
+    """The worker's answer, as its admin page would give it: JSON, and its status."""
+
+    number: int
+    status: int
+    answer: bytes
+
+
 class Drained(_Message, frozen=True):
     """The feed's answer, once the workers have been told: by which frame."""
 
@@ -173,8 +190,8 @@ class Report(_Message, frozen=True):
 
 ToFeed = Hello | Suspect | Cooled | Dispatches
 FromFeed = Snapshot | Delta | Dispatches | Told | Fed
-Order = Open | Shut | Retire | Ask | Drain | Find | Export
-News = Serving | Report | Drained | Found | Exported
+Order = Open | Shut | Retire | Ask | Drain | Find | Export | Explain
+News = Serving | Report | Drained | Found | Exported | Explained
 Message = ToFeed | FromFeed | Order | News
 
 to_feed: "msgspec.msgpack.Decoder[ToFeed]" = msgspec.msgpack.Decoder(ToFeed)

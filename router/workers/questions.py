@@ -1,4 +1,5 @@
-"""What the supervisor asks the feed of caches, for others who ask. Knows the messages; knows no processes."""
+"""What the supervisor asks its processes for others who ask: the feed of caches, a worker of decisions. Knows the
+messages; knows no processes."""
 
 import asyncio
 from array import array
@@ -6,19 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from router.core import Headers
 from router.workers import warming
-from router.workers.frames import Export, Exported, Find, Found
+from router.workers.frames import Explain, Explained, Export, Exported, Find, Found
 
 TIMEOUT_S = 1.0
 
-Answer = Found | Exported
+Question = Find | Export | Explain
+Answer = Found | Exported | Explained
 
 
 @dataclass(eq=False, slots=True)
 class Questions:
-    """`tell(question)` is False where there is no feed just now."""
+    """`tell(question)` is False where nobody is there just now who could answer it."""
 
-    tell: Callable[[Find | Export], bool]
+    tell: Callable[[Question], bool]
     _numbers: "count[int]" = field(default_factory=count, init=False)
     _open: "dict[int, asyncio.Future[Answer]]" = field(default_factory=dict, init=False)
 
@@ -33,13 +36,18 @@ class Questions:
         answer = await self._ask(Export(next(self._numbers)))
         return answer.chains if isinstance(answer, Exported) else warming.pack([])
 
+    async def explain(self, body: bytes, headers: Headers) -> tuple[int, bytes] | None:
+        """Status and JSON, as a worker decides by what it knows; None where none answers."""
+        answer = await self._ask(Explain(next(self._numbers), body, headers))
+        return (answer.status, answer.answer) if isinstance(answer, Explained) else None
+
     def heard(self, answer: Answer) -> None:
         """One that comes too late says nothing."""
         waiting = self._open.get(answer.number)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
-    async def _ask(self, question: Find | Export) -> Answer | None:
+    async def _ask(self, question: Question) -> Answer | None:
         waiting = self._open[question.number] = asyncio.Future[Answer]()
         try:
             if self.tell(question):

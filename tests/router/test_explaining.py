@@ -1,4 +1,5 @@
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,7 @@ from router import admin
 from router.choice import Explanation
 from router.config import Settings
 from router.core import Outcome, Pool, Prompt, Request
-from router.errors import PointsmanError
-from router.explaining import add_explain_route, explainer, refuse, shown
+from router.explaining import add_explain_route, explainer, shown
 from router.transports.web import openai_errors
 from tests.router.nouns import make_demand, make_prompt
 from tests.router.served import served
@@ -109,9 +109,20 @@ async def test_a_body_that_nothing_can_be_said_of_is_refused(body: bytes, status
     assert (answered, answer["error"]["param"]) == (status, param)
 
 
-async def test_several_processes_refuse_in_words() -> None:
-    with pytest.raises(PointsmanError, match="With several workers there is no /admin/explain"):
-        await refuse(BODY, ())
+@pytest.mark.parametrize(
+    ("policy", "names"),
+    [
+        ("llm-d-token-aware", ["COST", "UNCACHED-TOKENS"]),
+        ("llm-d-blend", ["COST 0..1"]),
+        ("round-robin", ["COST"]),
+    ],
+)
+async def test_the_command_names_the_unit(policy: str, names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    async with served(app_of(Fleet(policy_name=policy))) as url:
+        assert await admin.explain(url, "hello", "m", as_json=False) == 0
+    _, head, *rows = capsys.readouterr().out.splitlines()
+    assert [name for name in re.split(" {2,}", head.strip()) if name in names] == names
+    assert len(rows) == 2
 
 
 async def test_the_command_shows_a_line_for_each_replica(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +130,7 @@ async def test_the_command_shows_a_line_for_each_replica(capsys: pytest.CaptureF
         assert await admin.explain(url, "hello", "m", as_json=False) == 0
     head, names, *rows = capsys.readouterr().out.splitlines()
     assert head.startswith("96 prompt tokens, 256 expected; policy=pointsman")
-    assert names.split()[:4] == ["REPLICA", "CACHED", "COST", "PREFILL"]
+    assert names.split()[:7] == ["REPLICA", "CACHED", "TOKENS", "COST", "ms", "PREFILL", "ms"]
     assert sorted(row.strip("* ").split()[0] for row in rows) == ["a", "b"]
     assert sum(row.startswith("*") for row in rows) == 1
 
