@@ -383,6 +383,7 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     connect_timeout_s: float
     first_byte_timeout_s: float
     idle_timeout_s: float
+    deadline: float | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):

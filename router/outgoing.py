@@ -2,11 +2,27 @@
 upstream room over the settings; decides nothing."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from router.core import ReplicaSpec
-from router.ports import Sink, Upstream
+from router.ports import Clock, Sink, TokenIds, Upstream
 from router.relay import Relay
+from router.upstream.http import HttpUpstream
 from router.upstream.merging import MergingUpstream
+
+if TYPE_CHECKING:
+    from router.upstream.schemes import SchemeUpstream
+
+
+def open_upstream(clock: Clock, specs: Iterable[ReplicaSpec], ids: TokenIds) -> "HttpUpstream | SchemeUpstream":
+    """HTTP's pool itself where no replica is behind gRPC."""
+    http = HttpUpstream(clock)
+    if not any(spec.url.startswith("grpc") for spec in specs):
+        return http
+    from router.upstream.grpc.pool import GrpcUpstream  # and the contracts' messages, for those who need them
+    from router.upstream.schemes import SchemeUpstream
+
+    return SchemeUpstream(http, GrpcUpstream(clock, ids))
 
 
 def with_merging(pool: Upstream, specs: Iterable[ReplicaSpec]) -> Upstream:

@@ -145,6 +145,29 @@ class PromptReader(Protocol):
         """
 
 
+class Decoder(Protocol):
+    """Token ids to text as they come. Text is given out in whole characters; special tokens have none."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+
+    def flush(self) -> str:
+        """What the last tokens left unfinished."""
+
+
+class TokenIds(Protocol):
+    """Prompts as token ids, and back, for replicas that are spoken to in tokens. `content` is a text or messages;
+    `options` are a template's other variables, or `add_special_tokens`."""
+
+    def now(self, pool: Pool, content: object, options: Mapping[str, object]) -> Sequence[int] | None:
+        """None where no tokenizer is here yet. Raises InvalidRequest where there are none."""
+
+    async def soon(self, pool: Pool, content: object, options: Mapping[str, object]) -> Sequence[int] | None:
+        """As `now`, but for long texts: waits for a tokenizer that is being loaded, and for a thread."""
+
+    def decoder(self, pool: Pool) -> Decoder | None:
+        """None where no tokenizer is here."""
+
+
 class PrefixIndex(Protocol):
     """Which replica holds which KV blocks. Only contiguous prefixes count."""
 

@@ -196,6 +196,7 @@ class Proxy:
             connect_timeout_s=limits.connect_timeout_s,
             first_byte_timeout_s=limits.first_byte_timeout_s,
             idle_timeout_s=limits.idle_timeout_s,
+            deadline=request.deadline,
         )
 
 

@@ -61,13 +61,19 @@ class Tokenizers:
         """Until a pool's tokenizer is loaded its prompts are hashed as text."""
         return not all(loaded.is_set() for loaded in self._loading.values())
 
+    async def loaded(self, pool: Pool) -> None:
+        """Wait for this pool's tokenizer, if it is on its way."""
+        if (loading := self._loading.get(pool)) is not None:
+            await loading.wait()
+
     def identified(self, replica: Replica, pool: Pool, document: Document | None) -> None:
         """A pool's first replica brings its tokenizer; every one that can be asked is compared with it."""
         spec = replica.spec
         if pool not in self._loading and (document is not None or spec.tokenizer is not None):
             self._loading[pool] = asyncio.Event()
             self._start(self._load(pool, spec, document))
-        if pool in self._loading and replica.engine in WITH_TOKENIZE and spec.tokenizer != ASK_ENGINE:
+        can_be_asked = replica.engine in WITH_TOKENIZE and spec.url.startswith("http")
+        if pool in self._loading and can_be_asked and spec.tokenizer != ASK_ENGINE:
             self._start(self._compare(replica, pool))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -38,6 +38,8 @@ from pointsman.v1 import engine_pb2, engine_pb2_grpc
 
 SERVICE = engine_pb2.DESCRIPTOR.services_by_name["Engine"].full_name
 _MOST_MESSAGE_BYTES = 64 << 20
+# Of a tokenizer; far below gRPC's 4 MiB.
+_PART_BYTES = 1 << 20
 _OPTIONS = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MOST_MESSAGE_BYTES)]
 _STATUSES = {400: grpc.StatusCode.INVALID_ARGUMENT, 404: grpc.StatusCode.NOT_FOUND, 503: grpc.StatusCode.UNAVAILABLE}
 
@@ -211,6 +213,12 @@ class EngineService(engine_pb2_grpc.EngineServicer):
     async def Wake(self, asked: engine_pb2.WakeRequest, context: Context) -> engine_pb2.WakeReply:
         await self.control.wake()
         return engine_pb2.WakeReply()
+
+    @_translated
+    async def Tokenizer(self, asked: engine_pb2.TokenizerRequest, context: Context) -> None:
+        described = await asyncio.to_thread(self.service.described)
+        for at in range(0, len(described), _PART_BYTES):
+            await context.write(engine_pb2.TokenizerPart(json=described[at : at + _PART_BYTES]))
 
     async def _request(self, asked: engine_pb2.GenerateRequest) -> Request:
         """Raises ApiError and UnknownAdapter for what cannot be run, naming the field."""

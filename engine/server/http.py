@@ -98,7 +98,7 @@ class Service:
                 web.get("/version", self.version),
                 web.get("/metrics", _serves(EngineMetrics(self.engine.core, self.model_id).render, "text/plain")),
                 # Described once: it takes a tenth of a second.
-                web.get("/pointsman/tokenizer", _serves(partial(bytes, self._described()), "application/json")),
+                web.get("/pointsman/tokenizer", _serves(partial(bytes, self.described()), "application/json")),
             ]
         )
         return app
@@ -197,7 +197,8 @@ class Service:
     def _described_adapter(self, adapter: Adapter) -> dict[str, Any]:
         return self._described_model() | {"id": adapter.name, "root": adapter.path, "parent": self.model_id}
 
-    def _described(self) -> bytes:
+    def described(self) -> bytes:
+        """All that is needed to make its prompts elsewhere. Takes some 0.1 s."""
         facts = {"model": self.model_id, "block_size": BLOCK_SIZE, "max_model_len": self.max_model_len}
         return msgspec.json.encode({**facts, **self.tokenizer.served()})
 

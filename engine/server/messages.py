@@ -34,6 +34,8 @@ def options(sampling: common_pb2.Sampling, room: int) -> CompletionRequest:
     """
     fields: dict[str, Any] = {descriptor.name: value for descriptor, value in sampling.ListFields()}
     fields |= {name: list(fields[name]) for name in ("stop", "stop_token_ids") if name in fields}
+    if "logit_bias" in fields:
+        fields["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
     if fields.get("seed", 0) >= 2**63:
         fields["seed"] -= 2**64
     fields.setdefault("max_tokens", max(room, 1))
@@ -58,6 +60,10 @@ async def generated(outputs: AsyncIterator[Output], request: Request) -> AsyncIt
         event = engine_pb2.GenerateEvent(token_ids=output.token_ids, text=output.text)
         if output.finish_reason is not None:
             event.finish_reason = _REASONS[output.finish_reason]
+            if isinstance(output.stop_reason, str):
+                event.stop = output.stop_reason
+            elif output.stop_reason is not None:
+                event.stop_token_id = output.stop_reason
         # An abort from outside knows no counts.
         counted = last if output.finish_reason is FinishReason.ABORT else output
         if last is None or output.finish_reason is not None:

@@ -49,6 +49,8 @@ class FeedAddress:
             return None
         if spec.kv != "auto":
             return cls(spec.kv, spec.replay, spec.rank)
+        if spec.url.startswith("grpc:"):
+            return cls(spec.url, None, spec.rank)
         if engine == POLLED_ENGINE:
             return cls(spec.url + POLLED_PATH, None, spec.rank)
         host, rank = urlsplit(spec.url).hostname or "", spec.rank or 0

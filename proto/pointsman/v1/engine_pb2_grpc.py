@@ -84,6 +84,11 @@ class EngineStub:
                 request_serializer=pointsman_dot_v1_dot_engine__pb2.WakeRequest.SerializeToString,
                 response_deserializer=pointsman_dot_v1_dot_engine__pb2.WakeReply.FromString,
                 _registered_method=True)
+        self.Tokenizer = channel.unary_stream(
+                '/pointsman.v1.Engine/Tokenizer',
+                request_serializer=pointsman_dot_v1_dot_engine__pb2.TokenizerRequest.SerializeToString,
+                response_deserializer=pointsman_dot_v1_dot_engine__pb2.TokenizerPart.FromString,
+                _registered_method=True)
 
 
 class EngineServicer:
@@ -159,6 +164,13 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenizer(self, request, context):
+        """How its prompts are made: with this the router sends token ids that the replica would have made itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -211,6 +223,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Wake,
                     request_deserializer=pointsman_dot_v1_dot_engine__pb2.WakeRequest.FromString,
                     response_serializer=pointsman_dot_v1_dot_engine__pb2.WakeReply.SerializeToString,
+            ),
+            'Tokenizer': grpc.unary_stream_rpc_method_handler(
+                    servicer.Tokenizer,
+                    request_deserializer=pointsman_dot_v1_dot_engine__pb2.TokenizerRequest.FromString,
+                    response_serializer=pointsman_dot_v1_dot_engine__pb2.TokenizerPart.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -483,6 +500,33 @@ class Engine:
             '/pointsman.v1.Engine/Wake',
             pointsman_dot_v1_dot_engine__pb2.WakeRequest.SerializeToString,
             pointsman_dot_v1_dot_engine__pb2.WakeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenizer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pointsman.v1.Engine/Tokenizer',
+            pointsman_dot_v1_dot_engine__pb2.TokenizerRequest.SerializeToString,
+            pointsman_dot_v1_dot_engine__pb2.TokenizerPart.FromString,
             options,
             channel_credentials,
             insecure,
