@@ -15,6 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from router import pages, serving
+from router.adapting import Adapters
 from router.admission.gate import Gate
 from router.admission.queue import LocalQueue
 from router.backlog import open_backlog
@@ -89,6 +90,7 @@ class Router:
         self.backlog = open_backlog(settings, self.commons.store, begin, clock, lambda: self.queue.num_waiting)
         self.lag_s = 0.0
         self.port: DataPort | None = None
+        self.adapters = Adapters(self.commons, self.registry, sharing)
         self.drain_timeout_s = settings.drain_timeout_s
         pages.add_gauges(self)
 
@@ -122,6 +124,7 @@ class Router:
                 await stop.wait()
                 await self._drain()
             for task in running:
+                group.create_task(self.adapters.run()),
                 task.cancel()
 
     async def _watch_replicas(self) -> None:
@@ -319,6 +322,7 @@ class Router:
             queue=self.queue,
             placer=self.placement,
             upstream=with_merging(self.upstream, self._specs),
+        await self.adapters.until_listed(model, until)
             clock=time.monotonic,
             limits=ProxyLimits(
                 max_attempts=settings.max_attempts,

@@ -50,7 +50,7 @@ class Commons:
         self.server = embedded_server(settings)
         self.store = self._new_store()
         folder = state_folder(settings, os.environ)
-        is_private = self.store is None or self.store.url == EmbeddedServer(_folder(settings)).url
+        self.is_private = is_private = self.store is None or self.store.url == EmbeddedServer(_folder(settings)).url
         self.keyring = open_keyring(settings, folder, None if is_private else self.store)
         check_addresses(settings, self.keyring.callers)
         self.terms = band_terms(settings)

@@ -72,6 +72,7 @@ def peek(body: bytes, surface: Surface) -> Peek:
     try:
         fields = _PEEK.decode(body)
     except msgspec.ValidationError as error:
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
         raise invalid_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
@@ -106,6 +107,8 @@ def invalid_field(message: str) -> InvalidRequest:
 
 
 def _check_messages(messages: list[dict[str, Any]] | None) -> None:
+    if unknown := _UNKNOWN.search(message):
+        return InvalidRequest(f"The field `{unknown[1]}` is not supported.", param=unknown[1])
     if messages is None:
         raise InvalidRequest("The field `messages` is required.", param="messages")
     if not messages:

@@ -69,6 +69,7 @@ def _row(router: "Router", replica: Replica) -> Mapping[str, object]:
         "expected_wait_s": round(replica.expected_wait_s, 4),
         "prefill_tokens_per_s": round(replica.prefill_tokens_per_s, 1),
         "knowledge": _known(router, replica),
+        "adapters": router.adapters.shown(replica.id),
     }
 
 
@@ -116,6 +117,12 @@ def add_gauges(router: "Router") -> None:
     )
     reuse = ("replica", "kind")
     add("pointsman_prefix_reuse_tokens", "Cached tokens, expected and reported.", reuse, lambda: _reuse(router))
+    add(
+        "pointsman_replica_adapters",
+        "Adapters wanted there, by where they stand.",
+        ("replica", "state"),
+        lambda: router.adapters.counts(),
+    )
     add("pointsman_replica_blocks", "KV blocks held there.", by_replica, lambda: _blocks(router, replicas()))
     add("pointsman_index_blocks", "KV blocks in the prefix index.", none, lambda: [((), router.index.total_blocks)])
     add("pointsman_index_bytes", "Bytes of the prefix index.", none, lambda: [((), router.index.num_bytes)])

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 def data_pages(router: "Router") -> web.Application:
     app = data_routes(_views(router))
     app.middlewares.append(guard(router.keyring))
-    add_response_routes(app, router.dialects)
+    router.adapters.add_routes(app)
+    add_response_routes(app, router.responses)
     if router.backlog is not None:
         add_job_routes(app, router.backlog.pages)
     return app

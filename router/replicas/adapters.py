@@ -1,6 +1,7 @@
-"""Which adapters a replica has in its slots, and what loading one takes: our own model, as engines show activity only.
+"""Which adapters a replica has in its slots, and what loading one takes: our own model, corrected by what it reports.
 
-Knows the requests that we sent there; knows no engine. Engines keep the adapters most recently used.
+Knows the requests that we sent there and what its metrics say; knows no engine. Engines keep the adapters most recently
+used; some show where each lies, others only which are at work.
 """
 
 from collections import OrderedDict
@@ -14,26 +15,37 @@ SAMPLE_WEIGHT, MAX_RATIO = 0.2, 4.0
 MIN_LOAD_S = 0.001
 
 
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """A replica's own report, as it stood `at` that time or later. `resident` are those in a slot, None where it shows
+    only which are `active`, with requests that run or wait; `num_slots` is None where it does not say."""
+
+    at: float
+    num_slots: int | None = None
+    resident: frozenset[str] | None = None
+    active: frozenset[str] = frozenset()
+
+
 @dataclass(eq=False, slots=True)
 class Residency:
-    """`use` when a request is sent, `learn` when its first token came."""
+    """`use` when a request is sent, `learn` when its first token came, `report` what the replica says."""
 
     num_slots: int = NUM_SLOTS
     load_s: float = PRIOR_LOAD_S
-    _names: "OrderedDict[str, None]" = field(default_factory=OrderedDict)
+    # With when each was used last, the least recently used first.
+    _names: "OrderedDict[str, float]" = field(default_factory=OrderedDict)
 
     @property
     def names(self) -> Collection[str]:
         """Those in a slot; it follows what is used."""
         return self._names.keys()
 
-    def use(self, name: str) -> bool:
+    def use(self, name: str, now: float) -> bool:
         """Was it there? It is now, and the least recently used may not be any more."""
         was_there = name in self._names
-        self._names[name] = None
+        self._names[name] = now
         self._names.move_to_end(name)
-        while len(self._names) > self.num_slots:
-            self._names.popitem(last=False)
+        self._trim()
         return was_there
 
     def learn(self, seconds: float) -> None:
@@ -41,9 +53,28 @@ class Residency:
         sample = min(max(seconds, self.load_s / MAX_RATIO), self.load_s * MAX_RATIO)
         self.load_s = max(MIN_LOAD_S, self.load_s + SAMPLE_WEIGHT * (sample - self.load_s))
 
+    def report(self, slots: Slots) -> None:
+        """Take in what it says. What was sent there since it was asked may not be in the report: that stands."""
+        self.num_slots = slots.num_slots or self.num_slots
+        if slots.resident is not None:
+            there = slots.resident | slots.active
+            for name in [name for name, used in self._names.items() if name not in there and used < slots.at]:
+                del self._names[name]
+            for name in sorted(slots.resident - self._names.keys()):
+                self._names[name] = float("-inf")
+                self._names.move_to_end(name, last=False)
+        for name in sorted(slots.active, key=lambda name: self._names.get(name, slots.at)):
+            self._names.setdefault(name, slots.at)
+            self._names.move_to_end(name)
+        self._trim()
+
     def forget(self) -> None:
         """It restarted: nothing is loaded any more."""
         self._names.clear()
+
+    def _trim(self) -> None:
+        while len(self._names) > self.num_slots:
+            self._names.popitem(last=False)
 
     def __repr__(self) -> str:
         return f"<Residency {', '.join(self._names) or 'nothing'}, {self.load_s * 1e3:.0f} ms a load>"

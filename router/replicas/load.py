@@ -12,6 +12,7 @@ import aiohttp
 
 from router.core import Load, ReplicaSpec
 from router.errors import UpstreamError
+from router.replicas.adapters import Slots
 from router.replicas.fetch import fetch
 
 PATHS = ("/metrics", "/prometheus/metrics")  # the second is trtllm-serve's
@@ -131,6 +132,29 @@ def parse_engine(page: bytes) -> str | None:
     """Which engine's page it is; None where we know no such engine."""
     dialect = _dialect(page)
     return None if dialect is None else dialect.name
+
+
+def parse_slots(page: bytes, asked_at: float) -> Slots | None:
+    """Which adapters lie or work there, by vLLM's names; None where the page tells of no adapters. Of several series of
+    activity the newest counts: its value is when it was made."""
+    where, counts = (
+        list(_samples(page, b"vllm:lora_adapter_loaded")),
+        _values(page, b"vllm:num_gpu_loaded_lora_adapters"),
+    )
+    activity = max(_samples(page, b"vllm:lora_requests_info"), key=lambda sample: sample[1], default=None)
+    if not where and not counts and activity is None:
+        return None
+    info = b"" if activity is None else activity[0]
+    on_device = [
+        _label(labels, b"adapter_name") for labels, value in where if _label(labels, b"level") == b"gpu" and value
+    ]
+    working = _label(info, b"running_lora_adapters") + b"," + _label(info, b"waiting_lora_adapters")
+    most = _count(page, b"vllm:max_gpu_lora_adapters", None) or _count(page, b"vllm:lora_requests_info", b"max_lora")
+    return Slots(asked_at, most, _names(on_device) if where or counts else None, _names(working.split(b",")))
+
+
+def _names(found: list[bytes]) -> frozenset[str]:
+    return frozenset(name.strip().decode("utf-8", "replace") for name in found if name.strip())
 
 
 def _count(page: bytes, name: bytes, label: bytes | None) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from router.core import Load, Replica
-from router.replicas.adapters import Residency
+from router.replicas.adapters import Residency, Slots
 from router.replicas.breaker import Breaker
 from router.replicas.health import Health
 from router.replicas.holdings import Holdings
@@ -16,10 +16,11 @@ from router.replicas.speeds import Speeds
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """`must_identify`: what it serves is unknown, or may have changed while it was lost. `metrics_path`: None where it
-    has no page that we can read. `may_sleep` is false where it knows no sleep. `wants_probe` is set when a request's
-    failure makes it suspect. `lost_at`: when it was last lost, 0 if never. `publish` is called when its counts have
-    changed: other workers go by them."""
+    """`must_identify`: what it serves is unknown, or may have changed while it was lost; `must_relist`: its adapters
+    have changed. `metrics_path`: None where it has no page that we can read; `slots`: what that said of adapters.
+    `may_sleep` is false where it knows no sleep. `wants_probe` is set when a request's failure makes it suspect.
+    `lost_at`: when it was last lost, 0 if never. `publish` is called when its counts have changed: other workers go by
+    them."""
 
     replica: Replica
     breaker: Breaker
@@ -27,6 +28,7 @@ class Member:
     identity: Identity | None = None
     identified_at: float = -math.inf
     must_identify: bool = True
+    must_relist: bool = False
     metrics_path: str | None = None
     may_sleep: bool = True
     wants_probe: asyncio.Event = field(default_factory=asyncio.Event)
@@ -35,6 +37,7 @@ class Member:
     speeds: Speeds = field(default_factory=Speeds)
     holdings: Holdings = field(default_factory=Holdings)
     residency: Residency = field(default_factory=Residency)
+    slots: Slots | None = None
 
     def __post_init__(self) -> None:
         self.replica.shared_tokens = self.holdings.num_shared
@@ -64,6 +67,17 @@ class Member:
         self.replica.adapters = newer.adapters
         return True
 
+    def relist_soon(self) -> None:
+        """An adapter came or went there: have it list anew what it serves."""
+        self.must_relist = True
+        self.wants_probe.set()
+
+    def take_in_slots(self, slots: Slots | None) -> None:
+        """What it says of its adapters' slots; None where it says nothing."""
+        if slots is not None:
+            self.slots = slots
+            self.residency.report(slots)
+
     def take_in_speeds(self) -> None:
         """What was learned of its speed holds for the next decision."""
         self.replica.step = self.speeds.step
@@ -74,6 +88,7 @@ class Member:
         self.may_sleep = True
         self.lost_at = now
         self.residency.forget()
+        self.slots = None
         self.forget_load()
 
     def report(self, load: Load, num_ours: int) -> bool:

@@ -356,6 +356,7 @@ class Registry:
         replica = member.replica
         replica.load = sighting.load
         replica.foreign_requests, replica.foreign_tokens = sighting.foreign_requests, sighting.foreign_tokens
+        member.take_in_slots(sighting.slots)
 
     def _adopt_state(self, member: Member, sighting: Sighting) -> None:
         """A feed that has just started has seen nothing yet: what was known before stands."""

@@ -6,6 +6,7 @@ A sighting is the whole of what is known, not a change: whoever missed some is r
 import msgspec
 
 from router.core import Load, ReplicaSpec, ReplicaState
+from router.replicas.adapters import Slots
 from router.replicas.identify import Identity
 from router.replicas.member import Member
 
@@ -25,6 +26,7 @@ class Sighting(msgspec.Struct, frozen=True):
     load: Load | None = None
     foreign_requests: int = 0
     foreign_tokens: int = 0
+    slots: Slots | None = None
 
     @property
     def id(self) -> str:
@@ -44,4 +46,5 @@ def sight(member: Member, column: int | None) -> Sighting:
         load=replica.load,
         foreign_requests=replica.foreign_requests,
         foreign_tokens=replica.foreign_tokens,
+        slots=member.slots,
     )

@@ -18,7 +18,15 @@ from router.errors import BadAnswer, UpstreamError
 from router.ports import Clock
 from router.replicas.health import probe
 from router.replicas.identify import Identity, TokenizerDocument, identify, list_models
-from router.replicas.load import find_page, parse_block_size, parse_engine, parse_load, parse_num_blocks, read_page
+from router.replicas.load import (
+    find_page,
+    parse_block_size,
+    parse_engine,
+    parse_load,
+    parse_num_blocks,
+    parse_slots,
+    read_page,
+)
 from router.replicas.member import Member
 from router.replicas.waking import is_asleep
 
@@ -109,7 +117,8 @@ class Watch:
         return found is True
 
     async def _learn(self, member: Member) -> None:
-        if not member.must_identify and self.clock() - member.identified_at >= self.pace.models_interval_s:
+        is_due = self.clock() - member.identified_at >= self.pace.models_interval_s
+        if not member.must_identify and (is_due or member.must_relist):
             await self._relist(member)
         if member.must_identify:
             await self._identify(member)
@@ -126,8 +135,12 @@ class Watch:
 
     async def _relist(self, member: Member) -> None:
         """Now and then: adapters may have been loaded, and some engines show no load before their first request."""
-        with contextlib.suppress(UpstreamError):  # it is well, the list can wait
+        was_told, member.must_relist = member.must_relist, False
+        try:
             cards = await list_models(self.session, member.replica.spec, self.pace.identify_timeout_s)
+        except UpstreamError:  # it is well, the list can wait
+            member.must_relist |= was_told
+        else:
             if member.relist(cards, self.clock()):
                 self.on_relisted(member)
         if member.metrics_path is None:
@@ -139,11 +152,12 @@ class Watch:
         return None if found is None else found[1]
 
     async def _poll(self, member: Member, path: str) -> None:
-        num_asked = self._num_ours(member)
+        num_asked, asked_at = self._num_ours(member), self.clock()
         page = await read_page(self.session, member.replica.spec, path, self.pace.probe_timeout_s)
         load = parse_load(page, self.clock()) if page is not None else None
-        if load is None:
+        if page is None or load is None:
             return
+        member.take_in_slots(parse_slots(page, asked_at))
         # What came or went while we asked may or may not be in the report: count it as ours, not as foreign.
         is_lighter = member.report(load, max(num_asked, self._num_ours(member)))
         self.on_report(member)

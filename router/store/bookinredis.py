@@ -1,5 +1,5 @@
-"""The book of keys in Redis, for all hosts that share it: `ports.BookStore`. Knows one hash; knows nothing of what a
-book says. It is replaced as a whole, if nobody else was faster.
+"""A book in Redis (of keys, of adapters), for all hosts that share it: `ports.BookStore`. Knows one hash; knows nothing
+of what a book says. It is replaced as a whole, if nobody else was faster.
 """
 
 from dataclasses import dataclass
@@ -20,17 +20,18 @@ _SAVE = Script(
 
 @dataclass(frozen=True, slots=True)
 class BookInRedis:
-    """Raises StoreAway."""
+    """`key` is whose book. Raises StoreAway."""
 
     store: Store
+    key: str = names.BOOK
 
     async def load(self, known: str) -> tuple[str, bytes] | None:
-        version = await self.store.call("HGET", names.BOOK, "version")
+        version = await self.store.call("HGET", self.key, "version")
         if (version or NOTHING.encode()).decode() == known:
             return None
-        version, book = await self.store.call("HMGET", names.BOOK, "version", "book")
+        version, book = await self.store.call("HMGET", self.key, "version", "book")
         return (version or NOTHING.encode()).decode(), book or b""
 
     async def save(self, document: bytes, known: str) -> str | None:
-        version = await self.store.run(_SAVE, [names.BOOK], [known, document])
+        version = await self.store.run(_SAVE, [self.key], [known, document])
         return None if version is None else version.decode()

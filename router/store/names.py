@@ -20,7 +20,13 @@ def job(id: str) -> str:
     return f"{JOBS}job:{id}"
 
 
+def response(id: str) -> str:
+    return f"{RESPONSES}r:{id}"
+
+
 JOBS = PREFIX + "{jobs}:"
+RESPONSES = PREFIX + "{responses}:"
 BOOK = PREFIX + "{keys}:book"
+ADAPTERS = PREFIX + "{adapters}:book"
 ROUTERS = PREFIX + "{routers}"
 PROBE = PREFIX + "{probe}:"

@@ -14,11 +14,12 @@ from router.admission.keyring import Keyring
 from router.admission.records import Book
 from router.admission.terms import terms
 from router.errors import InvalidRequest
+from router.transports import adapters
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 CALLER = web.RequestKey("caller", Caller)
 # Anybody may ask whether the router lives; all else under a prefix takes its role.
-ROLES = (("/v1/", "use"), ("/metrics", "metrics"), ("/admin/", "admin"))
+ROLES = (*((path, "admin") for path in adapters.PATHS), ("/v1/", "use"), ("/metrics", "metrics"), ("/admin/", "admin"))
 
 
 def guard(keyring: Keyring) -> Any:

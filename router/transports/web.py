@@ -10,6 +10,7 @@ from aiohttp import web
 
 from router import headers, openai
 from router.errors import MethodNotAllowed, PointsmanError, UnknownModel, UnknownRoute
+from router.transports.adapters import add_adapter_list
 from router.transports.keypages import CALLER
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -56,6 +57,7 @@ def admin_routes(views: Views) -> web.Application:
     app.router.add_get("/admin/replicas", pages.replicas)
     app.router.add_post("/admin/replicas/{id:.+}/drain", pages.drain)
     app.router.add_post("/admin/replicas/{id:.+}/undrain", pages.undrain)
+    add_adapter_list(app, views.replicas)
     return app
 
 

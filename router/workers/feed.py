@@ -44,6 +44,7 @@ from router.workers.frames import (
     Find,
     Found,
     Hello,
+    Relist,
     Snapshot,
     Suspect,
     Told,
@@ -293,8 +294,15 @@ class Feed:
             self._pass_on(frames.frame(payload), worker)
         elif isinstance(message, Suspect):
             self._registry.suspect(message.replica_id)
+        elif isinstance(message, Relist):
+            self._relist(message.replica_id)
         else:
             self._registry.cool(message.replica_id, message.until)
+
+    def _relist(self, replica_id: str) -> None:
+        for member in self._registry.members():
+            if member.replica.id == replica_id:
+                member.relist_soon()
 
     def _meet(self, worker: Line, hello: Hello) -> None:
         if hello.version != frames.VERSION or not worker.peer_is_us():

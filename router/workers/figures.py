@@ -5,6 +5,7 @@ Counters of workers that are gone still count: a counter never goes back when a 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -82,6 +83,7 @@ def merge_replicas(reports: Sequence[Report]) -> list[Mapping[str, object]]:
 
 _BREAKERS = ("closed", "half_open", "open")
 _KNOWLEDGE = ("EXACT", "APPROXIMATE", "BLIND")
+_ADAPTERS = ("waiting", "leaving", "failed", "loading", "loaded")
 
 
 def _merge_row(one: dict[str, object], other: Mapping[str, object]) -> dict[str, object]:
@@ -91,7 +93,19 @@ def _merge_row(one: dict[str, object], other: Mapping[str, object]) -> dict[str,
     merged["breaker"] = max(str(one["breaker"]), str(other["breaker"]), key=_BREAKERS.index)
     known = (str(one["knowledge"]), str(other["knowledge"]))
     merged["knowledge"] = max(known, key=lambda text: _KNOWLEDGE.index(text.partition(":")[0]))
+    merged["adapters"] = _merge_adapters(_table(one["adapters"]), _table(other["adapters"]))
     return merged
+
+
+def _merge_adapters(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Only one of them looks after an adapter: what it knows says most."""
+    names = sorted(one.keys() | other.keys())
+    seen = {name: [each[name] for each in (one, other) if name in each] for name in names}
+    return {name: max(found, key=lambda each: _ADAPTERS.index(each["state"])) for name, found in seen.items()}
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _number(value: object) -> float:

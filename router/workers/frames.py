@@ -14,7 +14,7 @@ from router.prefix.changes import Change
 from router.prefix.follower import FeedStatus
 from router.replicas.sighting import Sighting
 
-VERSION = 2
+VERSION = 3
 LENGTH_BYTES = 4
 # A tokenizer document is at most 64 MiB (`replicas/fetch.py`), a snapshot may hold some.
 MAX_FRAME_BYTES = 512 * 2**20
@@ -86,6 +86,12 @@ class Cooled(_Message, frozen=True):
 
     replica_id: str
     until: float
+
+
+class Relist(_Message, frozen=True):
+    """A worker to the feed: the adapters of this replica have changed, ask it for them."""
+
+    replica_id: str
 
 
 class Drain(_Message, frozen=True):
@@ -188,7 +194,7 @@ class Report(_Message, frozen=True):
     families: Sequence[Family]
 
 
-ToFeed = Hello | Suspect | Cooled | Dispatches
+ToFeed = Hello | Suspect | Cooled | Relist | Dispatches
 FromFeed = Snapshot | Delta | Dispatches | Told | Fed
 Order = Open | Shut | Retire | Ask | Drain | Find | Export | Explain
 News = Serving | Report | Drained | Found | Exported | Explained

@@ -13,7 +13,7 @@ from router.core import Decision, Demand
 from router.replicas.member import Member
 from router.workers import doors, frames
 from router.workers.desk import Desk
-from router.workers.frames import Cooled, Dispatches, FromFeed, Hello, Suspect
+from router.workers.frames import Cooled, Dispatches, FromFeed, Hello, Relist, Suspect
 from router.workers.line import Line
 
 RECONNECT_S = 0.1
@@ -92,6 +92,10 @@ class Sharing:
     def cooled(self, member: Member) -> None:
         self._send(Cooled(member.replica.id, member.breaker.cooling_until))
 
+    def relisted(self, member: Member) -> None:
+        """An adapter came or went there: the feed shall ask."""
+        self._send(Relist(member.replica.id))
+
     def count_open(self, num_open: int) -> None:
         if self.desk.row is not None:
             self.desk.row.num_open = num_open
@@ -114,7 +118,7 @@ class Sharing:
     def _on_lost(self, _: Line) -> None:
         self._lost.set()
 
-    def _send(self, message: Suspect | Cooled) -> None:
+    def _send(self, message: Suspect | Cooled | Relist) -> None:
         if self._line is not None:
             self._line.send(message)
 

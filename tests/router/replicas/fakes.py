@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -64,13 +64,18 @@ class FakeReplica(Wakes):
         entries += [{"id": id, "object": "model", "parent": parent} for id, parent in adapters.items()]
         self.answers["/v1/models"] = (200, {"object": "list", "data": entries})
 
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What it takes besides questions."""
+        return ()
+
     async def until_asked(self, path: str, times: int) -> None:
         """Wait for more questions, from now on."""
         wanted = self.asked[path] + times
         await self.until(lambda: self.asked[path] >= wanted)
 
-    async def __aenter__(self) -> "FakeReplica":
+    async def __aenter__(self) -> Self:
         app = web.Application()
+        app.router.add_routes(self.routes())
         app.router.add_get("/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.01, handler_cancellation=True)
         await self._runner.setup()

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from router.core import Load
+from router.replicas.adapters import Slots
 from router.replicas.fetch import open_session
-from router.replicas.load import find_page, parse_block_size, parse_engine, parse_load, parse_num_blocks
+from router.replicas.load import find_page, parse_block_size, parse_engine, parse_load, parse_num_blocks, parse_slots
 from tests.router.replicas.fakes import FakeReplica
 
 VLLM_PAGE = Path("tests/fixtures/vllm-0.32-cpu/metrics.txt").read_bytes()
@@ -140,3 +141,34 @@ async def test_the_page_is_found_where_the_engine_has_it() -> None:
         assert await find_page(session, replica.spec, 5.0) == ("/prometheus/metrics", TENSORRT_PAGE)
         replica.answers["/metrics"] = (200, OUR_PAGE)
         assert await find_page(session, replica.spec, 5.0) == ("/metrics", OUR_PAGE)
+
+
+SLOTS = b"""# HELP vllm:lora_requests_info Adapters of running and of waiting requests.
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="old",waiting_lora_adapters=""} 1.0e+09
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="red,blue",waiting_lora_adapters="gold"} 1.7e+09
+"""
+LOADED = b"""vllm:lora_adapter_loaded{adapter_name="red",engine="0",level="gpu",pinned="false",rank="8"} 1.0
+vllm:lora_adapter_loaded{adapter_name="green",engine="0",level="cpu",pinned="false",rank="8"} 1.0
+vllm:lora_adapter_loaded{adapter_name="blue",engine="0",level="gpu",pinned="false",rank="8"} 1.0
+vllm:num_gpu_loaded_lora_adapters{engine="0"} 2.0
+vllm:max_gpu_lora_adapters{engine="0"} 3.0
+"""
+
+
+def test_activity_alone_says_who_works_and_how_many_slots_there_are() -> None:
+    assert parse_slots(SLOTS, 7.0) == Slots(7.0, 2, None, frozenset(("red", "blue", "gold")))
+
+
+def test_residency_is_taken_from_where_each_adapter_lies() -> None:
+    slots = parse_slots(SLOTS + LOADED, 7.0)
+    assert slots is not None
+    assert (slots.num_slots, slots.resident) == (3, frozenset(("red", "blue")))
+
+
+def test_an_engine_that_says_how_many_lie_there_says_so_of_none_too() -> None:
+    slots = parse_slots(b'vllm:num_gpu_loaded_lora_adapters{engine="0"} 0.0\n', 7.0)
+    assert slots == Slots(7.0, None, frozenset(), frozenset())
+
+
+def test_a_page_without_adapters_says_nothing_of_them() -> None:
+    assert parse_slots(b"vllm:num_requests_running 1\n", 7.0) is None

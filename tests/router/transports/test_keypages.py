@@ -10,6 +10,7 @@ import pytest
 from router.admission.bookfile import BookFile
 from router.admission.callers import Callers
 from router.admission.keyring import Keyring
+from router.transports.adapters import PATHS
 from router.transports.keypages import add_key_routes, guard
 from router.transports.web import admin_routes, data_routes
 from tests.router.served import served
@@ -91,6 +92,18 @@ async def test_each_page_takes_its_role_once_a_key_has_it(admin: Admin) -> None:
         }
         assert {found[path, "nobody"] for path in ("/admin/keys", "/metrics", "/v1/models")} == {401}
         assert found["/admin/keys", "use"] == 403
+
+
+async def test_adapters_are_an_administrators_matter_though_they_stand_on_the_data_port(admin: Admin) -> None:
+    async with served(admin.app) as url, served(admin.data) as data_url:
+        tokens: dict[str, str] = {}
+        for role in ("use", "admin"):
+            _, made = await ask(url, "POST", "/admin/keys", {"name": role, "roles": [role]}, tokens.get("admin"))
+            tokens[role] = made["token"]
+        for path in PATHS:
+            assert (await ask(data_url, "POST", path, {}))[0] == 401
+            assert (await ask(data_url, "POST", path, {}, tokens["use"]))[0] == 403
+            assert (await ask(data_url, "POST", path, {}, tokens["admin"]))[0] == 404  # there is no such page here
 
 
 async def test_a_key_sees_only_the_models_that_it_may_use(admin: Admin) -> None:

@@ -192,6 +192,7 @@ def test_the_routes_are_those_of_the_readme() -> None:
         "/health",
         "/readyz",
         "/metrics",
+        "/admin/adapters",
         "/admin/replicas",
         "/admin/replicas/{id}/drain",
         "/admin/replicas/{id}/undrain",

@@ -182,6 +182,25 @@ async def test_a_request_that_failed_in_one_worker_makes_the_feed_look_and_all_k
         assert all(replica.id in crew.lost for crew in rig.crews)
 
 
+async def test_an_adapter_that_one_worker_had_loaded_is_soon_known_to_all() -> None:
+    async with FakeReplica("m") as replica, host(replica, probe_interval_s=3600.0) as rig:
+        await rig.until_ready()
+        replica.serve("m", adapters={"sql": "m"})
+        (member,) = rig.crews[0].registry.members()
+        rig.crews[0].sharing.relisted(member)
+        await until(lambda: all(crew.registry.find("sql") is not None for crew in rig.crews))
+
+
+async def test_workers_hear_which_adapters_lie_in_a_replicas_slots() -> None:
+    async with FakeReplica("m", adapters={"sql": "m"}) as replica:
+        lies = 'vllm:lora_adapter_loaded{adapter_name="sql",level="gpu"} 1.0'
+        replica.answers["/metrics"] = (200, f"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n{lies}\n")
+        async with host(replica) as rig:
+            await rig.until_ready()
+            shown = [crew.registry.replicas()[0] for crew in rig.crews]
+            await until(lambda: [set(each.resident_adapters) for each in shown] == [{"sql"}] * 2)
+
+
 async def test_a_push_back_cools_the_replica_for_all() -> None:
     async with FakeReplica("m") as replica, host(replica) as rig:
         await rig.until_ready()

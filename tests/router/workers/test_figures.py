@@ -22,6 +22,7 @@ def row(**fields: object) -> dict[str, object]:
         "expected_wait_s": 0.0,
         "prefill_tokens_per_s": 2000.0,
         "knowledge": "EXACT",
+        "adapters": {},
         **fields,
     }
 
@@ -74,6 +75,13 @@ def test_a_replicas_row_is_the_sum_of_what_workers_have_and_the_worst_of_what_th
     other = row(in_flight=3, breaker="half_open", cached_blocks=7, expected_wait_s=0.25, knowledge=doubt)
     (merged,) = merge_replicas([report(replicas=(one,)), report(replicas=(other,))])
     assert merged == row(in_flight=5, breaker="open", cached_blocks=7, expected_wait_s=0.5, knowledge=doubt)
+
+
+def test_of_an_adapter_what_the_worker_that_looks_after_it_knows_is_shown() -> None:
+    waiting, failed = {"state": "waiting", "reason": ""}, {"state": "failed", "reason": "no such path"}
+    rows = [row(adapters={"red": waiting}), row(adapters={"red": failed, "blue": waiting}), row(adapters={})]
+    (merged,) = merge_replicas([report(replicas=(each,)) for each in rows])
+    assert merged["adapters"] == {"red": failed, "blue": waiting}
 
 
 def test_a_replica_that_one_worker_knows_is_shown() -> None:

@@ -8,7 +8,7 @@ from router.core import Load, ReplicaSpec, ReplicaState
 from router.replicas.identify import Card, Identity
 from router.replicas.sighting import Sighting
 from router.workers import frames
-from router.workers.frames import Cooled, Delta, Dispatches, Document, Drain, Hello, Message, Snapshot, Suspect
+from router.workers.frames import Cooled, Delta, Dispatches, Document, Drain, Hello, Message, Relist, Snapshot, Suspect
 from router.workers.line import FrameReader, Line
 from tests.router.replicas.fakes import Wakes
 
@@ -29,7 +29,7 @@ FROM_FEED: list[Message] = [
     Delta(2, [SIGHTING], ["b:1"], []),
     Dispatches([("a:1", bytes(range(16))), ("b:1", b"")]),
 ]
-TO_FEED: list[Message] = [Hello(4), Suspect("a:1"), Cooled("a:1", 12.5), Dispatches([("a:1", b"12345678")])]
+TO_FEED: list[Message] = [Hello(4), Suspect("a:1"), Cooled("a:1", 12.5), Relist("a:1"), Dispatches([("a:1", b"12345678")])]
 
 
 def test_frames_split_at_every_byte_are_the_same_messages() -> None:
