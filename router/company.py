@@ -26,6 +26,7 @@ from router.prefix.indexer import Indexer, instances_of
 from router.supervisor import RestartFailed, Supervisor
 from router.transports.indexer import add_indexer_routes
 from router.transports.keypages import add_key_routes, guard
+from router.transports.openapi import ADMIN, add_openapi_route
 from router.transports.web import UnknownReplica, Views, admin_routes
 from router.workers.figures import Totals, merge_replicas, render
 from router.workers.frames import Family
@@ -90,6 +91,7 @@ def company_routes(company: "Company") -> web.Application:
     add_indexer_routes(app, company.indexer(), company.export)
     add_explain_route(app, company.explain)
     app.router.add_post("/admin/workers/restart", company.restart)
+    add_openapi_route(app, ADMIN, views.version)
     return app
 
 

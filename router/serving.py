@@ -13,6 +13,7 @@ from router.core import Headers, Pool
 from router.explaining import add_explain_route, explainer
 from router.jobs.pages import add_job_routes, add_operator_routes
 from router.listening import open_passed
+from router.transports import openapi
 from router.transports.dialects.pages import add_response_routes
 from router.transports.engine_routes import EngineRoutes
 from router.transports.indexer import add_indexer_routes
@@ -30,6 +31,9 @@ def data_pages(router: "Router") -> web.Application:
     add_response_routes(app, router.responses)
     if router.backlog is not None:
         add_job_routes(app, router.backlog.pages)
+    besides = [(each.method, each.path) for each in openapi.INFERENCE]
+    passed = open_passed(router.settings)
+    openapi.add_openapi_route(app, openapi.DATA, version("pointsman"), besides, passed)
     return app
 
 
@@ -41,6 +45,7 @@ def admin_pages(router: "Router") -> web.Application:
         add_operator_routes(app, router.backlog.pages)
     add_indexer_routes(app, pages.indexer(router), lambda: pages.export(router))
     add_explain_route(app, explainer(router))
+    openapi.add_openapi_route(app, openapi.ADMIN, version("pointsman"))
     return app
 
 
