@@ -37,8 +37,9 @@ local rows, flat = {}, redis.call('HGETALL', routers)
 for i = 1, #flat, 2 do
   local e, held, seen, places, waiting, tokens, room, told =
     string.match(flat[i + 1], '^(%d+),(%-?%d+),(%d+),(%d+),(%-?%d+),(%-?%d+),(%d+),(%d+)$')
-  local row = {epoch = tonumber(e), held = tonumber(held), seen = math.min(now, tonumber(seen)), places = tonumber(places),
+  local row = {epoch = tonumber(e), held = tonumber(held), seen = tonumber(seen), places = tonumber(places),
                waiting = tonumber(waiting), tokens = tonumber(tokens), room = tonumber(room), told = tonumber(told)}
+  if row.seen > now then row.seen, row.changed = now, true end  -- the clock was set back
   if flat[i] ~= me and row.seen + lease_ms < now then
     redis.call('HDEL', routers, flat[i])
     redis.call('HDEL', claims_key, flat[i])

@@ -35,6 +35,8 @@ class Routers:
     terms: BandTerms = field(default_factory=lambda: BandTerms(min_shares=(0.0, 0.0, 0.0, 0.0)))
     turns: list[Turns] = field(default_factory=list)
     waiting: dict[Waiter[Any], Turns] = field(default_factory=dict)
+    prices: dict[Waiter[Any], int] = field(default_factory=dict)
+    running: dict[Turns, list[int]] = field(default_factory=dict)
     granted: list[str] = field(default_factory=list)
     model: str = field(default_factory=lambda: f"m{next(_numbers)}")
 
@@ -61,13 +63,21 @@ class Routers:
             if waiter in self.waiting:
                 del self.waiting[waiter]
                 waiter.has_left = True
-                turns.used += 1
+                self.start(turns, self.prices[waiter])
                 self.granted.append(waiter.demand.request.id)
 
-    def ask(self, turns: Turns) -> Any:
+    def ask(self, turns: Turns, now: float = 0.0) -> Any:
         prefix = names.pool(self.model)
         keys = [*(prefix + name for name in KEYS), prefix]
-        return self.client.eval(TURN.text, len(keys), *keys, *turns.compose(0.0, self.room))
+        return self.client.eval(TURN.text, len(keys), *keys, *turns.compose(now, self.room))
+
+    def start(self, turns: Turns, num_tokens: int) -> None:
+        turns.take(num_tokens)
+        self.running.setdefault(turns, []).append(num_tokens)
+
+    def end_all(self, turns: Turns) -> None:
+        while turns.used:
+            turns.give(self.running[turns].pop())
 
     def all_turn(self, times: int = 2) -> None:
         for _ in range(times):
@@ -77,7 +87,7 @@ class Routers:
     def join(self, turns: Turns, id: str, tokens: float = 100.0, **fields: Any) -> Waiter[Any]:
         demand = make_demand(id, **fields)
         waiter: Waiter[Any] = Waiter(demand, None, standing_of(demand), 0.0, due_of(demand), next(_numbers))
-        self.waiting[waiter] = turns
+        self.waiting[waiter], self.prices[waiter] = turns, round(tokens)
         turns.join(waiter, tokens)
         return waiter
 
@@ -306,6 +316,160 @@ def test_a_grant_for_another_router_waits_for_its_next_turn_and_counts_meanwhile
     assert not one.used
 
 
+def test_a_place_has_a_price_in_tokens_and_no_more_are_given_than_there_are(client: Any) -> None:
+    routers = Routers(client, capacity=100, tokens=250)
+    one, other = routers.add(2)
+    for number, turns in enumerate((one, one, other, other)):
+        routers.join(turns, str(number), arrived=number * 1e-3, tokens=100.0)
+    routers.all_turn(3)
+    assert routers.granted == ["0", "1"]
+    one.give(100)
+    routers.all_turn(2)
+    assert routers.granted == ["0", "1", "2"]
+
+
+def test_a_request_of_more_tokens_than_there_are_waits_until_it_can_run_alone_and_nobody_passes_it(client: Any) -> None:
+    routers = Routers(client, capacity=100, tokens=250)
+    one, other = routers.add(2)
+    routers.join(one, "holder", tokens=10.0)
+    routers.turn(one)
+    routers.join(other, "giant", arrived=1.0, tokens=1000.0)
+    routers.turn(other)
+    routers.join(one, "small", arrived=2.0, tokens=10.0)
+    routers.all_turn(3)
+    assert routers.granted == ["holder"]
+    one.give(10)
+    routers.all_turn(3)
+    assert routers.granted == ["holder", "giant"]
+    other.give(1000)
+    routers.all_turn(3)
+    assert routers.granted == ["holder", "giant", "small"]
+
+
+def test_a_slice_leases_tokens_with_its_places_and_one_request_may_overdraw_it(client: Any) -> None:
+    routers = Routers(client, capacity=100, tokens=1000)
+    one, other = routers.add(2)
+    for _ in range(10):
+        for turns in (one, other):
+            if turns.may_start:
+                turns.take(30)
+        routers.all_turn(1)
+    assert one.held_tokens + other.held_tokens <= 1000
+    assert one.held > one.used
+    while one.may_start:
+        one.take(90)
+    assert one.used < one.held
+    assert 0 <= one.used_tokens - one.held_tokens < 90
+    assert one.is_short, "more are asked for"
+
+
+def test_nobody_of_a_flow_starts_before_an_earlier_one_whose_grant_is_on_its_way(client: Any) -> None:
+    routers = Routers(client, capacity=2)
+    one, other = routers.add(2)
+    for turns in (one, other):
+        routers.join(turns, "holder")
+        routers.turn(turns)
+    routers.all_turn(2)
+    routers.join(other, "first", arrived=1.0)
+    routers.turn(other)
+    routers.join(one, "later", arrived=1.2)
+    routers.turn(one)
+    one.used = other.used = 0
+    routers.turn(other)
+    for _ in range(3):
+        routers.turn(one)
+        assert routers.granted[2:] == ["first"], "the other has it, but has not said that it was placed"
+    routers.turn(other)
+    routers.turn(one)
+    assert routers.granted[2:] == ["first", "later"]
+
+
+@pytest.mark.parametrize(
+    ("later", "is_claimed"),
+    [
+        pytest.param({"arrived": 1.04}, True, id="within the tolerance"),
+        pytest.param({"arrived": 1.2, "standing": Standing(tenant="another")}, True, id="of another flow"),
+        pytest.param({"arrived": 1.2}, False, id="when the time to claim is over"),
+    ],
+)
+def test_a_grant_on_its_way_holds_up_no_others(
+    client: Any, later: dict[str, Any], is_claimed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CLAIM_MS", LONG_LEASE_MS if is_claimed else 0)
+    routers = Routers(client, capacity=2)
+    one, other = routers.add(2)
+    for turns in (one, other):
+        routers.join(turns, "holder", standing=Standing(tenant="holders"))
+        routers.turn(turns)
+    routers.all_turn(2)
+    routers.join(other, "first", arrived=1.0)
+    routers.turn(other)
+    routers.join(one, "later", **later)
+    routers.turn(one)
+    one.used = other.used = 0
+    routers.turn(other)
+    assert routers.granted[2:] == ["first"]
+    routers.turn(one)
+    assert routers.granted[2:] == ["first", "later"]
+
+
+def test_routers_whose_clocks_differ_by_hours_keep_one_order(client: Any) -> None:
+    routers = Routers(client, capacity=1)
+    one, other = routers.add(2)
+    routers.join(one, "holder")
+    routers.turn(one)
+    ahead_s = 7200.0
+    other.apply(routers.ask(other, ahead_s), ahead_s, ahead_s)
+    routers.join(other, "first", arrived=ahead_s + 1.0, deadline=ahead_s + 60.0)
+    routers.join(one, "second", arrived=2.0, deadline=60.0)
+    routers.join(other, "third", arrived=ahead_s + 3.0, deadline=ahead_s + 60.0)
+    for _ in range(8):
+        for waiter in other.apply(routers.ask(other, ahead_s), ahead_s, ahead_s):
+            other.leave(waiter)
+            del routers.waiting[waiter]
+            routers.granted.append(waiter.demand.request.id)
+        routers.turn(one)
+        one.used = other.used = 0
+    assert routers.granted == ["holder", "first", "second", "third"]
+
+
+def test_of_all_answers_that_which_took_least_tells_the_clock_until_it_is_set() -> None:
+    turns = Turns("r", BandTerms())
+
+    def see(unix_ms: int, asked_at: float, now: float) -> float:
+        turns.apply([1, 0, 0, 0, 1, 1, 0, unix_ms], asked_at, now)
+        assert turns._sight is not None
+        return turns._sight.offset_s
+
+    assert see(1_000_000, 0.0, 0.2) == pytest.approx(999.9)
+    assert see(1_001_000, 1.0, 1.01) == pytest.approx(1000.0, abs=0.01)
+    quick = see(1_002_000, 2.0, 2.001)
+    assert see(1_003_070, 3.0, 3.1) == quick
+    assert see(9_004_000, 4.0, 4.1) == pytest.approx(9000.0, abs=0.1), "it was set"
+
+
+def test_a_clock_of_redis_that_is_set_back_keeps_no_dead_router_alive(client: Any) -> None:
+    routers = Routers(client)
+    dead, alive = routers.add(2)
+    _age(routers, dead, -3_600_000)
+    now_s = client.time()[0]
+    routers.turn(alive)
+    assert int(routers.row(dead).split(",")[2]) <= (now_s + 60) * 1000
+
+
+def test_alone_a_router_goes_by_its_part_of_what_there_was() -> None:
+    turns = Turns("r", BandTerms(), num_routers=3, room=Room(7, 90))
+    started = 0
+    while turns.may_start:
+        turns.take(20)
+        started += 1
+    assert started == 2, "two of them are over a third of the tokens"
+    small = Turns("r", BandTerms(), num_routers=3, room=Room(7, 90))
+    for expected in (True, True, True, False):
+        assert small.may_start is expected
+        small.take(1)
+
+
 def test_what_is_put_off_asks_again_later_with_its_old_due(client: Any) -> None:
     routers = Routers(client, capacity=1)
     (only,) = routers.add(1)
@@ -342,37 +506,40 @@ def test_once_nobody_waits_the_keys_of_the_line_are_gone(client: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_routers_exceed_no_capacity_and_lose_nobody(client: Any, seed: int) -> None:
-    random, routers = Random(seed), Routers(client, capacity=6)
+    tokens = 400
+    random, routers = Random(seed), Routers(client, capacity=6, tokens=tokens)
     routers.add(4)
     for step in range(600):
         turns = random.choice(routers.turns)
         move = random.random()
         if move < 0.35:
             tenant, band = random.choice("abc"), random.choice(list(Band))
-            routers.join(turns, str(step), standing=Standing(tenant=tenant, band=band), arrived=float(step))
+            price = random.choice((1.0, 50.0, 100.0))
+            routers.join(turns, str(step), price, standing=Standing(tenant=tenant, band=band), arrived=float(step))
         elif move < 0.45 and routers.waiting:
             gone = random.choice(list(routers.waiting))
             routers.waiting.pop(gone).leave(gone)
             gone.has_left = True
         elif move < 0.6 and turns.used:
-            turns.used -= 1
+            turns.give(routers.running[turns].pop())
         elif move < 0.65 and turns.may_start and turns.mode is Mode.FREE:
-            turns.used += 1
+            routers.start(turns, 50)
         elif move < 0.68:
             routers.turn(turns, is_lost=True)
         else:
             routers.turn(turns)
         assert routers.num_used <= 6
+        assert sum(turns.used_tokens for turns in routers.turns) <= tokens + 4 * 100
         assert sum(turns.num_waiting for turns in routers.turns) == len(routers.waiting)
     for _ in range(400):
         for turns in routers.turns:
-            turns.used = 0
+            routers.end_all(turns)
         routers.all_turn(1)
         if not routers.waiting:
             break
     assert not routers.waiting
     for turns in routers.turns:
-        turns.used = 0
+        routers.end_all(turns)
     routers.all_turn(4)
     assert all(turns.mode is Mode.FREE for turns in routers.turns)
     assert all(routers.row(turns).split(",")[1] == str(turns.held) for turns in routers.turns)
