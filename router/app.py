@@ -23,7 +23,17 @@ from router.commons import Commons
 from router.config import ConfigError, Settings
 from router.core import Decision, Demand, Lease, Pool, Replica, Request
 from router.errand import Errand
-from router.listening import LastReply, Served, names_port, new_dialects, new_sockets, open_admin, open_grpc, open_names
+from router.listening import (
+    LastReply,
+    Served,
+    names_port,
+    new_dialects,
+    new_responses,
+    new_sockets,
+    open_admin,
+    open_grpc,
+    open_names,
+)
 from router.outgoing import with_merging
 from router.placement import Placement
 from router.plugins import PluginError
@@ -86,7 +96,8 @@ class Router:
         self.proxy = self._new_proxy()
         begin, clock = self.proxy.begin, time.monotonic
         self.sockets = new_sockets(settings, begin, clock)
-        self.dialects = new_dialects(settings, begin, self._count_tokens, clock, self.refused)
+        self.responses = new_responses(settings, self.commons.store, self.keyring.callers, begin, clock)
+        self.dialects = new_dialects(settings, begin, self._count_tokens, self.responses, clock, self.refused)
         self.backlog = open_backlog(settings, self.commons.store, begin, clock, lambda: self.queue.num_waiting)
         self.lag_s = 0.0
         self.port: DataPort | None = None
@@ -115,6 +126,7 @@ class Router:
                 group.create_task(self.tokenizers.run()),
                 group.create_task(self._tick_relays()),
                 group.create_task(self._sweep(port)),
+                group.create_task(self.responses.runs.watch()),
             ]
             if self.backlog is not None:
                 running.append(group.create_task(self.backlog.run()))

@@ -37,8 +37,8 @@ class Settings:
 
     replica: tuple[str, ...] = _setting(
         (),
-        "an engine replica: URL[,tokenizer=PATH][,api_key=KEY][,kv=URL][,replay=URL][,ranks=N][,merge=MS[:N]]; "
-        "repeatable",
+        "an engine replica: URL[,tokenizer=PATH][,api_key=KEY][,kv=URL][,replay=URL][,ranks=N][,merge=MS[:N]]"
+        "[,role=prefill|decode]; repeatable",
     )
     warm_from: tuple[str, ...] = _setting(
         (),
@@ -62,6 +62,9 @@ class Settings:
         (), "engines' own POST routes to pass on, for a star all that begin so; repeatable", each="PATH[,PATH]"
     )
     max_in_flight: int = _setting(256, "open requests that one replica may hold")
+    kv_transfer_tokens_per_s: float = _setting(
+        20000.0, "a prompt's KV from prefill to decode replicas, until it is learned", "tokens a second"
+    )
     max_open_requests: int = _setting(20000, "open requests in all processes of this host, queued ones included")
     max_waiting: int = _setting(10000, "requests that may wait for a replica")
     class_wait: tuple[str, ...] = _setting(
@@ -99,6 +102,9 @@ class Settings:
     token_cache_bytes: int = _setting(64 * 2**20, "most memory of a process's tokenized text", "bytes")
     max_jobs: int = _setting(64, "jobs that run at a time on this host, behind requests whose clients wait; 0: no jobs")
     job_keep_s: float = _setting(86400.0, "a job and its answer are kept once it has ended", "seconds")
+    response_keep_s: float = _setting(30 * 86400.0, "a stored response can be read and followed", "seconds")
+    response_events_s: float = _setting(600.0, "the events of a resumable response are kept after its end", "seconds")
+    max_responses_bytes: int = _setting(64 * 2**20, "stored responses of one tenant; the oldest go", "bytes")
     max_file_bytes: int = _setting(200 * 2**20, "largest file that a client may upload", "bytes")
     max_files_bytes: int = _setting(2 * 2**30, "files of one tenant together", "bytes")
     webhook_secret: tuple[str, ...] = _setting((), "whsec_...: signs webhooks, the newest first; repeatable")

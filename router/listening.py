@@ -4,6 +4,7 @@ settings and how each is opened; what is served there is handed in."""
 import asyncio
 import contextlib
 import errno
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -11,14 +12,22 @@ from pathlib import Path
 
 from aiohttp import web
 
+from router.admission.callers import Callers
+from router.admission.terms import terms
 from router.config import ConfigError, Settings
-from router.core import Headers, Outcome, Request
+from router.core import Headers, Outcome, Request, Standing, Surface
 from router.errand import Errand
 from router.naming import Names, parse_names
 from router.ports import Clock, Flow, Reply
+from router.store.connection import Store
+from router.transports.asking import new_request
 from router.transports.dialects.desk import Count, Dialects
-from router.transports.dialects.kept import KeptHere
 from router.transports.engine_routes import parse_passed
+from router.transports.responses.archive import Archive, KeepLimits
+from router.transports.responses.desk import ResponseDesk
+from router.transports.responses.following import Following
+from router.transports.responses.here import AnyArchive, ArchiveHere
+from router.transports.responses.runs import Runs
 from router.transports.websocket.chat import ChatLimits
 from router.transports.websocket.socket import SocketLimits
 from router.transports.websocket.sockets import Sockets
@@ -101,9 +110,34 @@ def open_names(settings: Settings) -> Names:
 
 
 def new_dialects(
-    settings: Settings, begin: Begin, count: Count, clock: Clock, refused: Callable[[int], None]
+    settings: Settings,
+    begin: Begin,
+    count: Count,
+    responses: ResponseDesk,
+    clock: Clock,
+    refused: Callable[[int], None],
 ) -> Dialects:
-    return Dialects(begin, count, KeptHere(clock), clock, settings.request_timeout_s, refused)
+    return Dialects(begin, count, responses, clock, settings.request_timeout_s, refused)
+
+
+def new_responses(
+    settings: Settings, store: Store | None, callers: Callers, begin: Begin, clock: Clock
+) -> ResponseDesk:
+    """Responses are a tenant's, and kept in Redis where there is one."""
+    limits = KeepLimits(settings.response_keep_s, settings.max_responses_bytes, settings.response_events_s)
+    archive: AnyArchive = ArchiveHere(clock, limits) if store is None else Archive(store, limits)
+
+    def ask(headers: Headers, body: bytes, standing: Standing | None) -> Request:
+        now = clock()
+        return new_request(Surface.CHAT, body, headers, now, now + settings.request_timeout_s, standing)
+
+    def owner(headers: Headers) -> str:
+        asked = terms(headers)
+        caller = callers.identify(asked.credential, time.time())
+        return asked.tenant if caller.is_trusted and asked.tenant is not None else caller.tenant
+
+    runs = Runs(archive, begin, ask, clock)
+    return ResponseDesk(begin, archive, runs, Following(archive, runs.bell, clock), clock, owner)
 
 
 def open_passed(settings: Settings) -> Sequence[str]:

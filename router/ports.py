@@ -88,17 +88,6 @@ class Teller(Protocol):
         """The body of an answer that is an error."""
 
 
-class ResponseStore(Protocol):
-    """Keeps responses, so that later ones can follow them. `owner` separates those who must not see each other's."""
-
-    async def get(self, owner: str, id: str) -> bytes | None: ...
-
-    async def put(self, owner: str, id: str, record: bytes) -> None: ...
-
-    async def delete(self, owner: str, id: str) -> bool:
-        """Was there one?"""
-
-
 class Sink(Protocol):
     """Receives one answer of a replica, by callback: a head, body bytes without framing, then one of end or error."""
 

@@ -14,10 +14,10 @@ from router.explaining import add_explain_route, explainer
 from router.jobs.pages import add_job_routes, add_operator_routes
 from router.listening import open_passed
 from router.transports import openapi
-from router.transports.dialects.pages import add_response_routes
 from router.transports.engine_routes import EngineRoutes
 from router.transports.indexer import add_indexer_routes
 from router.transports.keypages import add_key_routes, guard
+from router.transports.responses.pages import add_response_routes
 from router.transports.web import Views, admin_routes, data_routes, paths_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from router.openai import error_body, retry_after
 from router.ports import Clock, Reply
 from router.prefix.reader import Prompts
 from router.routing.wishes import session_of
-from router.transports.dialects.desk import Leaving
+from router.transports.leaving import Leaving
 from router.transports.tokenize import Answer, detokenize, tokenize
 
 TOKEN_ROUTES: Mapping[str, Callable[[bytes], tuple[str | None, Answer]]] = {

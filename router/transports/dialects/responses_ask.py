@@ -50,7 +50,22 @@ class Asked:
     fields: Mapping[str, Any]
     messages: Sequence[Mapping[str, Any]]
 
-    def chat_body(self, before: Sequence[Mapping[str, Any]]) -> bytes:
+    @property
+    def is_resumable(self) -> bool:
+        """Where `store` is asked for by name, a stream goes on for a while without its client."""
+        return self.ask.stream is True and self.ask.store is True
+
+    @property
+    def is_streamed(self) -> bool:
+        """Asked of the engine as a stream: also what nobody waits for, so that it is known when it begins."""
+        return bool(self.ask.stream or self.ask.background)
+
+    def prefill_body(self, before: Sequence[Mapping[str, Any]]) -> bytes:
+        """The chat body that computes the prompt, for one that is yet to be asked."""
+        fields = msgspec.json.decode(self.chat_body(before, is_stream=False))
+        return msgspec.json.encode(fields | {"max_tokens": 1})
+
+    def chat_body(self, before: Sequence[Mapping[str, Any]], *, is_stream: bool) -> bytes:
         """The chat body, where `before` was said in earlier responses. Instructions are of this response alone."""
         ask = self.ask
         told = [{"role": "system", "content": ask.instructions}] if ask.instructions else []
@@ -58,7 +73,7 @@ class Asked:
         body["messages"] = [*told, *before, *self.messages]
         if ask.max_output_tokens is not None:
             body["max_tokens"] = ask.max_output_tokens
-        if ask.stream:
+        if is_stream:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         if ask.tools:
             body["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(ask.tools)]
@@ -82,6 +97,8 @@ def decode(body: bytes) -> Asked:
         )
     if ask.reasoning and ask.reasoning.get("effort") not in (None, *_EFFORTS):
         raise InvalidRequest(f"`reasoning.effort` must be one of {', '.join(_EFFORTS)}.", param="reasoning.effort")
+    if ask.background and ask.store is False:
+        raise InvalidRequest("`store` cannot be false together with `background`: it is read later.", param="store")
     if ask.input is None:
         raise InvalidRequest("The field `input` is required.", param="input")
     return Asked(ask, fields, messages_of(ask.input))

@@ -11,26 +11,31 @@ import msgspec
 
 from router.transports.chunks import Call, Choice, Chunk, Counts, Failure, Message
 from router.transports.dialects.responses_ask import Asked
+from router.transports.responses.states import ENDED, ResponseState
 
 Wall = Callable[[], float]
 Item = dict[str, Any]
 
+CANCELLED = {"code": "response_cancelled", "message": "The response was cancelled."}
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 @dataclass(eq=False, slots=True)
 class ResponseTeller:
-    """`ports.Teller` of one response. `on_end` gets the whole of it, however it ended; `wall` is seconds since 1970."""
+    """`ports.Teller` of one response, but for its last event, which is told once it is stored: `last`.
+
+    `is_stored` is what it says of that; `wall` is seconds since 1970."""
 
     asked: Asked
-    on_end: Callable[[Mapping[str, Any]], None]
     wall: Wall = time.time
     id: str = field(default_factory=lambda: f"resp_{secrets.token_hex(24)}")
-    status: str = "in_progress"
+    state: ResponseState = ResponseState.IN_PROGRESS
+    is_stored: bool = True
     output: list[Item] = field(default_factory=list)
     error: Mapping[str, Any] | None = None
     _created_at: int = 0
     _number: int = 0
+    _has_begun: bool = False
     _model: str = ""
     _reason: str | None = None
     _usage: Counts | None = None
@@ -40,11 +45,12 @@ class ResponseTeller:
     def __post_init__(self) -> None:
         self._created_at = int(self.wall())
         self._model = self.asked.ask.model
+        self.is_stored = self.asked.ask.store is not False
 
     # ports.Teller
 
     def event(self, chunk: Chunk) -> bytes:
-        told = self.begin() if self._number == 0 else b""
+        told = self._begin()
         self._usage = chunk.usage or self._usage
         self._model = chunk.model or self._model
         for choice in chunk.choices[:1]:
@@ -52,15 +58,8 @@ class ResponseTeller:
         return told
 
     def ending(self, failure: Failure | None) -> bytes:
-        told = self.begin() if self._number == 0 else b""
-        told += self._close_all()
-        if failure is not None:
-            self.status = "failed"
-            self.error = {"code": failure.code or failure.type or "server_error", "message": failure.message}
-        else:
-            self.status = "incomplete" if self._reason in _INCOMPLETE else "completed"
-        told += self._say(f"response.{self.status}", response=self.response())
-        self.on_end(self.response())
+        told = self._begin() + self._close_all()
+        self._end(failure)
         return told
 
     def whole(self, chunk: Chunk) -> bytes:
@@ -75,22 +74,43 @@ class ResponseTeller:
         self.output += [_call_item(call) for call in message.tool_calls or ()]
         for item in self.output:
             item["status"] = "completed"
-        self.status = "incomplete" if self._reason in _INCOMPLETE else "completed"
-        self.on_end(self.response())
+        self._end(None)
         return msgspec.json.encode(self.response())
 
     def refusal(self, status: int, failure: Failure) -> bytes:
-        self.status, self.error = "failed", {"code": failure.code or "server_error", "message": failure.message}
-        self.on_end(self.response())
+        self._end(failure)
         return msgspec.json.encode({"error": msgspec.to_builtins(failure)})
 
     # for who asks
 
-    def begin(self) -> bytes:
-        """The events that open a stream."""
-        return self._say("response.created", response=self.response()) + self._say(
-            "response.in_progress", response=self.response()
-        )
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED
+
+    def queue(self) -> bytes:
+        """It waits: the events that open a stream of one in the background."""
+        self.state = ResponseState.QUEUED
+        told = self._say("response.created", response=self.response())
+        return told + self._say("response.queued", response=self.response())
+
+    @property
+    def num_told(self) -> int:
+        """Events so far: the number of the next."""
+        return self._number
+
+    def prepare(self) -> bytes:
+        """The events that open a stream of one that has no output, and has ended."""
+        told = self._begin()
+        self.state = ResponseState.COMPLETED
+        return told
+
+    def cancel(self) -> None:
+        """It ends here."""
+        self.state, self.error = ResponseState.CANCELLED, CANCELLED
+
+    def last(self) -> bytes:
+        """The event that ends a stream."""
+        return last_event(self.response(), self.state, self._number)
 
     def response(self) -> dict[str, Any]:
         """The response as it stands."""
@@ -100,10 +120,10 @@ class ResponseTeller:
             "id": self.id,
             "object": "response",
             "created_at": self._created_at,
-            "status": self.status,
+            "status": self.state,
             "background": bool(ask.background),
             "error": self.error,
-            "incomplete_details": {"reason": reason} if self.status == "incomplete" else None,
+            "incomplete_details": {"reason": reason} if self.state is ResponseState.INCOMPLETE else None,
             "instructions": ask.instructions,
             "max_output_tokens": ask.max_output_tokens,
             "metadata": ask.metadata or {},
@@ -113,7 +133,7 @@ class ResponseTeller:
             "previous_response_id": ask.previous_response_id,
             "reasoning": {"effort": None, "summary": None} | (ask.reasoning or {}),
             "service_tier": fields.get("service_tier", "default"),
-            "store": ask.store is not False,
+            "store": self.is_stored,
             "temperature": fields.get("temperature"),
             "text": ask.text or {"format": {"type": "text"}},
             "tool_choice": ask.tool_choice or "auto",
@@ -141,6 +161,21 @@ class ResponseTeller:
         return [{"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}]
 
     # the rest
+
+    def _begin(self) -> bytes:
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        was_queued, self.state = self.state is ResponseState.QUEUED, ResponseState.IN_PROGRESS
+        told = b"" if was_queued else self._say("response.created", response=self.response())
+        return told + self._say("response.in_progress", response=self.response())
+
+    def _end(self, failure: Failure | None) -> None:
+        if failure is not None:
+            self.state = ResponseState.FAILED
+            self.error = {"code": failure.code or failure.type or "server_error", "message": failure.message}
+        else:
+            self.state = ResponseState.INCOMPLETE if self._reason in _INCOMPLETE else ResponseState.COMPLETED
 
     def _choice(self, choice: Choice) -> bytes:
         self._reason = choice.finish_reason or self._reason
@@ -215,9 +250,20 @@ class ResponseTeller:
         return {"item_id": item["id"], "output_index": next(i for i, each in enumerate(self.output) if each is item)}
 
     def _say(self, type: str, **fields: Any) -> bytes:
-        body = msgspec.json.encode({"type": type, "sequence_number": self._number, **fields})
+        told = _event(type, self._number, fields)
         self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (type.encode(), body)
+        return told
+
+
+def last_event(response: Mapping[str, Any], state: ResponseState, number: int) -> bytes:
+    """What ends the stream of a response. What was cancelled failed, as far as names of events go."""
+    name = ResponseState.FAILED if state is ResponseState.CANCELLED else state
+    return _event(f"response.{name}", number, {"response": response})
+
+
+def _event(type: str, number: int, fields: Mapping[str, Any]) -> bytes:
+    body = msgspec.json.encode({"type": type, "sequence_number": number, **fields})
+    return b"event: %b\ndata: %b\n\n" % (type.encode(), body)
 
 
 def _emptied(item: Item) -> Item:

@@ -11,14 +11,19 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from router.core import Request
+from router.core import Headers, Request, Standing, Surface
 from router.transports import http
+from router.transports.asking import new_request
 from router.transports.dialects.desk import Dialects
-from router.transports.dialects.kept import KeptHere
-from router.transports.dialects.pages import add_response_routes
+from router.transports.responses.desk import ResponseDesk
+from router.transports.responses.following import Following
+from router.transports.responses.here import AnyArchive, ArchiveHere
+from router.transports.responses.pages import add_response_routes
+from router.transports.responses.runs import Runs
 from router.transports.web import openai_errors
 from tests.contracts.hostile import DONE
-from tests.fakes import FakeExchange, FakeUpstream, Station, specs_of, until
+from tests.fakes import FakeExchange, FakeUpstream, Station, specs_of
+from tests.router.jobs.rig import patiently
 
 USAGE = {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
 
@@ -27,7 +32,7 @@ USAGE = {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": {
 class Rig:
     station: Station
     upstream: FakeUpstream
-    dialects: Dialects
+    responses: ResponseDesk
     session: aiohttp.ClientSession
     refused: list[int] = field(default_factory=list)
 
@@ -39,7 +44,7 @@ class Rig:
             return Answer(response.status, dict(response.headers), await response.read())
 
     async def exchange(self, number: int = 0) -> FakeExchange:
-        await until(lambda: len(self.upstream.exchanges) > number)
+        await patiently(lambda: len(self.upstream.exchanges) > number)
         return self.upstream.exchanges[number]
 
     async def sent(self, number: int = 0) -> dict[str, Any]:
@@ -72,7 +77,7 @@ class Answer:
 
 
 @asynccontextmanager
-async def open_rig(**settings: object) -> AsyncIterator[Rig]:
+async def open_rig(archive: AnyArchive | None = None, **settings: object) -> AsyncIterator[Rig]:
     """Ends with every count at zero."""
     upstream = FakeUpstream()
     station = Station(upstream, specs_of("ab"), **settings)  # type: ignore[arg-type]
@@ -81,10 +86,10 @@ async def open_rig(**settings: object) -> AsyncIterator[Rig]:
     async def count(request: Request) -> int:
         return len(request.messages or ())
 
-    store = KeptHere(station.clock)
-    dialects = Dialects(station.proxy.begin, count, store, station.clock, 600.0, refused.append)
+    responses = new_desk(station, archive or ArchiveHere(station.clock))
+    dialects = Dialects(station.proxy.begin, count, responses, station.clock, 600.0, refused.append)
     routes = web.Application(middlewares=[openai_errors])
-    add_response_routes(routes, dialects)
+    add_response_routes(routes, responses)
     runner = web.AppRunner(routes, handler_cancellation=True, access_log=None)
     await runner.setup()
     assert runner.server is not None
@@ -95,12 +100,28 @@ async def open_rig(**settings: object) -> AsyncIterator[Rig]:
     base = "http://{}:{}".format(*server.sockets[0].getsockname())
     try:
         async with aiohttp.ClientSession(base) as session:
-            yield Rig(station, upstream, dialects, session, refused)
+            yield Rig(station, upstream, responses, session, refused)
     finally:
         server.close()
         await port.close()
-        await until(lambda: not station.left_over and not port.connections)
+        await responses.runs.close()
+        await patiently(lambda: not station.left_over and not port.connections)
         await runner.cleanup()
+
+
+def new_desk(station: Station, archive: AnyArchive) -> ResponseDesk:
+    """Tenants by the client's word: its credential is their name."""
+
+    def ask(headers: Headers, body: bytes, standing: Standing | None) -> Request:
+        now = station.clock()
+        return new_request(Surface.CHAT, body, headers, now, now + 600.0, standing)
+
+    def owner(headers: Headers) -> str:
+        return dict(headers).get("authorization", "Bearer default").removeprefix("Bearer ")
+
+    runs = Runs(archive, station.proxy.begin, ask, station.clock)
+    following = Following(archive, runs.bell, station.clock)
+    return ResponseDesk(station.proxy.begin, archive, runs, following, station.clock, owner)
 
 
 def whole(message: dict[str, Any], finish: str = "stop") -> bytes:

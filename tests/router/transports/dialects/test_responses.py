@@ -111,7 +111,7 @@ async def test_a_response_can_be_followed_read_and_deleted_by_its_owner_alone() 
         id = (await asking).json["id"]
         follow = {"model": "m", "input": "three", "previous_response_id": id}
         stranger = await rig.fetch("POST", PATH, follow, Authorization="Bearer b")
-        assert (stranger.status, stranger.json["error"]["code"]) == (404, "response_not_found")
+        assert (stranger.status, stranger.json["error"]["code"]) == (400, "previous_response_not_found")
         asking = rig.ask(PATH, follow, Authorization="Bearer a")
         assert [message["content"] for message in (await rig.sent(1))["messages"]] == ["one", "two", "three"]
         (await rig.exchange(1)).answer(200, whole({"content": "four"}))
@@ -140,7 +140,7 @@ async def test_one_in_the_background_is_answered_at_once_and_polled() -> None:
         exchange = await rig.exchange()
         assert (await rig.fetch("GET", f"{PATH}/{queued['id']}")).json["status"] == "queued"
         exchange.answer(200, whole({"content": "x"}))
-        await until(lambda: not rig.dialects.running)
+        await until(lambda: not rig.responses.runs.held)
         done = (await rig.fetch("GET", f"{PATH}/{queued['id']}")).json
         assert (done["status"], done["output"][0]["content"][0]["text"]) == ("completed", "x")
 
@@ -210,8 +210,8 @@ async def test_a_client_that_leaves_lets_go_of_the_replica() -> None:
         ({"conversation": "c"}, "conversation"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"background": True, "stream": True}, "stream"),
-        ({"previous_response_id": "none"}, "response_id"),
+        ({"background": True, "store": False}, "store"),
+        ({"previous_response_id": "none"}, "previous_response_id"),
         ({"max_output_tokens": "x"}, "max_output_tokens"),
     ],
 )
@@ -244,5 +244,5 @@ def test_parts_of_text_are_one_text_and_images_stay_parts() -> None:
 def test_a_schema_is_asked_for_in_chats_form() -> None:
     schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
     asked = responses_ask.decode(json.dumps({"model": "m", "input": "x", "text": {"format": schema}}).encode())
-    form = json.loads(asked.chat_body(()))["response_format"]
+    form = json.loads(asked.chat_body((), is_stream=False))["response_format"]
     assert form == {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}, "strict": True}}
