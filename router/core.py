@@ -126,13 +126,15 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A replica's own report. `queued_tokens`: prompt tokens not yet computed, None where the engine does not say."""
+    """A replica's own report. `queued_tokens`: prompt tokens not yet computed; `computed_tokens`: those that were since
+    it started. None where the engine does not say."""
 
     at: float
     running: int
     waiting: int
     kv_used_ratio: float
     queued_tokens: int | None = None
+    computed_tokens: int | None = None
 
 
 class ReplicaState(Enum):
@@ -187,7 +189,8 @@ class Replica:
     end. `context_tokens` are the prompt tokens of those that decode. All of them hold `held_tokens` of prompts, what
     they share counted once, of which `shared_tokens(prompt)` are a prompt's own; `awaited_tokens` of output are
     expected. `sibling_*` are the same of the other workers on this host; `foreign_*` is what its last report shows
-    beyond what we and they sent. `step` is learned, and so are `kv_capacity_tokens`, None while nobody has said it, and
+    beyond what we and they sent; `foreign_context_tokens` is what all others hold beyond ours, and `context_tokens` has
+    it too. `step` is learned, and so are `kv_capacity_tokens`, None while nobody has said it, and
     `adapter_load_s`; `resident_adapters` are those that need no loading, as far as we know.
     """
 
@@ -207,6 +210,7 @@ class Replica:
     sibling_prefilling_tokens: int = 0
     foreign_requests: int = 0
     foreign_tokens: int = 0
+    foreign_context_tokens: int = 0
     prefilling_s: float = 0.0
     prefilled_at: float = 0.0
     context_tokens: int = 0

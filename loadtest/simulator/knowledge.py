@@ -89,6 +89,7 @@ class Wires:
             waiting=figures.waiting,
             kv_used_ratio=figures.kv_used_ratio,
             queued_tokens=figures.queued_tokens,
+            computed_tokens=figures.computed_tokens,
         )
 
 

@@ -31,6 +31,7 @@ class Figures(NamedTuple):
     waiting: int
     kv_used_ratio: float
     queued_tokens: int
+    computed_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class SimReplica:
             waiting=scheduler.num_waiting,
             kv_used_ratio=pool.num_used / pool.num_blocks,
             queued_tokens=scheduler.num_queued_prefill_tokens,
+            computed_tokens=self.core.stats.num_prompt_tokens - scheduler.num_hit_tokens,
         )
 
     def _enter(self, request: Request) -> None:

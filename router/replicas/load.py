@@ -35,6 +35,8 @@ class Dialect:
     num_blocks: bytes | None = None
     num_blocks_label: bytes | None = None
     queued_tokens: bytes | None = None
+    prompt_tokens: bytes | None = None
+    cached_tokens: bytes | None = None
 
 
 VLLM = Dialect(
@@ -47,6 +49,8 @@ VLLM = Dialect(
     block_size_label=b"block_size",
     num_blocks=b"vllm:cache_config_info",
     num_blocks_label=b"num_gpu_blocks",
+    prompt_tokens=b"vllm:prompt_tokens_total",
+    cached_tokens=b"vllm:prefix_cache_hits_total",
 )
 SGLANG = Dialect(
     name="sglang",
@@ -58,6 +62,8 @@ SGLANG = Dialect(
     block_size_label=b"page_size",
     num_blocks=b"sglang:cache_config_info",
     num_blocks_label=b"num_pages",
+    prompt_tokens=b"sglang:prompt_tokens_total",
+    cached_tokens=b"sglang:cached_tokens_total",
 )
 TENSORRT_LLM = Dialect(
     name="tensorrt-llm",
@@ -111,7 +117,15 @@ def parse_load(page: bytes, now: float) -> Load | None:
         waiting=int(sum(_values(page, dialect.waiting))),
         kv_used_ratio=sum(ratios) / len(ratios),
         queued_tokens=int(sum(queued)) if queued else None,
+        computed_tokens=_computed_tokens(page, dialect),
     )
+
+
+def _computed_tokens(page: bytes, dialect: Dialect) -> int | None:
+    if dialect.prompt_tokens is None or dialect.cached_tokens is None:
+        return None
+    prompts = _values(page, dialect.prompt_tokens)
+    return int(sum(prompts) - sum(_values(page, dialect.cached_tokens))) if prompts else None
 
 
 def parse_block_size(page: bytes) -> int | None:

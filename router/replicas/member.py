@@ -103,7 +103,19 @@ class Member:
         replica.foreign_requests = max(0, load.running + load.waiting - num_ours)
         num_tokens = replica.prefilling_tokens + replica.sibling_prefilling_tokens
         replica.foreign_tokens = max(0, (load.queued_tokens or 0) - num_tokens)
+        self.take_in_others(load)
         return replica.foreign_requests < before[0] or replica.foreign_tokens < before[1]
+
+    def take_in_others(self, load: Load) -> None:
+        """What of its KV cache others' requests hold, and what it computed for them: decisions and learned speeds would
+        else take their share of its time for slowness."""
+        replica, found = self.replica, 0
+        if replica.kv_capacity_tokens is not None and replica.foreign_requests + replica.sibling_in_flight > 0:
+            ours = replica.held_tokens + 0.5 * replica.awaited_tokens
+            found = max(0, int(load.kv_used_ratio * replica.kv_capacity_tokens - ours))
+        self._set_foreign_context(found)
+        if load.computed_tokens is not None:
+            self.speeds.observe(load.computed_tokens)
 
     def age(self, now: float, max_age_s: float) -> bool:
         """Drop a report that is too old to act on. True when there was one."""
@@ -116,6 +128,11 @@ class Member:
     def forget_load(self) -> None:
         self.replica.load = None
         self.replica.foreign_requests = self.replica.foreign_tokens = 0
+        self._set_foreign_context(0)
+
+    def _set_foreign_context(self, num_tokens: int) -> None:
+        self.replica.context_tokens += num_tokens - self.replica.foreign_context_tokens
+        self.replica.foreign_context_tokens = num_tokens
 
     def __repr__(self) -> str:
         return f"<Member {self.replica!r} {self.breaker!r}>"

@@ -139,6 +139,7 @@ class Speeds:
     _last: _FirstTokens | None = None
     _sums: Mark = Mark(0.0, 0.0, 0.0, 0.0, 0.0)
     _learned_at: float = float("-inf")
+    _unseen_tokens: float | None = None
     _step: StepModel = field(init=False)
 
     def __post_init__(self) -> None:
@@ -148,6 +149,18 @@ class Speeds:
     def step(self) -> StepModel:
         """The model as learned so far; the same object until more is learned."""
         return self._step
+
+    def observe(self, computed_tokens: int) -> None:
+        """It says how many prompt tokens it has computed since it started. What is more than ours was others', and took
+        its time all the same; their prompts are taken to be as long as ours."""
+        sums = self._sums
+        if self._unseen_tokens is None or computed_tokens < self._unseen_tokens:  # it is new, or has started again
+            self._unseen_tokens = computed_tokens - sums.tokens
+            return
+        others = computed_tokens - self._unseen_tokens - sums.tokens
+        if others > 0.0:
+            pairs = others * sums.pairs / sums.tokens if sums.tokens else 0.0
+            self._sums = msgspec.structs.replace(sums, tokens=sums.tokens + others, pairs=sums.pairs + pairs)
 
     def mark(self, now: float, num_running: int, context_tokens: int) -> Mark:
         """Bring the sums up to now, over which so much was running."""

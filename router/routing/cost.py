@@ -181,7 +181,7 @@ def _room_s(need: Need, replica: Replica, decode_s: float) -> float:
     capacity = replica.kv_capacity_tokens
     if capacity is None:
         return 0.0
-    used = (replica.held_tokens + 0.5 * replica.awaited_tokens) / capacity
+    used = (replica.held_tokens + replica.foreign_context_tokens + 0.5 * replica.awaited_tokens) / capacity
     if used < LEAST_USED:
         return 0.0
     used = min(used, MOST_USED)

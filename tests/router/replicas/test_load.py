@@ -14,6 +14,9 @@ SGLANG_PAGE = b"""# TYPE sglang:num_running_reqs gauge
 sglang:num_running_reqs{engine_type="unified",model_name="a} b"} 3.0
 sglang:num_queue_reqs{engine_type="unified",model_name="a} b"} 5.0
 sglang:token_usage{engine_type="unified",model_name="a} b"} 0.25
+sglang:prompt_tokens_total{model_name="a} b"} 9000.0
+sglang:cached_tokens_total{cache_source="device",model_name="a} b"} 2000.0
+sglang:cached_tokens_total{cache_source="host",model_name="a} b"} 500.0
 sglang:cache_config_info{page_size="64",num_pages="1000"} 1.0
 """
 TENSORRT_PAGE = b"""trtllm_num_requests_running 2
@@ -34,7 +37,7 @@ def vllm_page(**values: str) -> bytes:
 
 
 def test_a_real_page_of_an_idle_vllm_is_read() -> None:
-    assert parse_load(VLLM_PAGE, 7.0) == Load(at=7.0, running=0, waiting=0, kv_used_ratio=0.0)
+    assert parse_load(VLLM_PAGE, 7.0) == Load(at=7.0, running=0, waiting=0, kv_used_ratio=0.0, computed_tokens=368)
     assert parse_block_size(VLLM_PAGE) == 128
 
 
@@ -58,7 +61,7 @@ def test_a_real_page_with_two_ranks_is_summed_and_its_kv_use_averaged() -> None:
 @pytest.mark.parametrize(
     ("page", "load", "block_size"),
     [
-        (SGLANG_PAGE, Load(1.0, 3, 5, 0.25), 64),
+        (SGLANG_PAGE, Load(1.0, 3, 5, 0.25, computed_tokens=6500), 64),
         (TENSORRT_PAGE, Load(1.0, 2, 1, 0.5), 32),
         (OUR_PAGE, Load(1.0, 4, 6, 0.75, queued_tokens=12345), 16),
     ],

@@ -43,6 +43,28 @@ def test_a_report_with_less_foreign_work_is_news() -> None:
     assert member.report(make_load(running=2, queued_tokens=40), num_ours=0)
 
 
+def test_what_others_hold_of_the_cache_counts_as_context_until_the_report_ages_out() -> None:
+    member = make_member()
+    replica = member.replica
+    replica.kv_capacity_tokens, replica.held_tokens, replica.awaited_tokens = 100_000, 20_000, 2_000.0
+    replica.in_flight, replica.context_tokens = 1, 15_000
+    member.report(make_load(running=1), num_ours=1)
+    assert (replica.foreign_context_tokens, replica.context_tokens) == (0, 15_000), "nobody else is there"
+    for _ in range(2):
+        member.report(make_load(running=3), num_ours=1)
+        assert (replica.foreign_context_tokens, replica.context_tokens) == (29_000, 44_000)
+    assert member.age(100.0, max_age_s=5.0)
+    assert (replica.foreign_context_tokens, replica.context_tokens) == (0, 15_000)
+
+
+def test_of_siblings_it_is_known_what_their_requests_hold() -> None:
+    member = make_member()
+    replica = member.replica
+    replica.kv_capacity_tokens, replica.sibling_in_flight = 1000, 2
+    member.report(make_load(running=2), num_ours=2)
+    assert (replica.foreign_requests, replica.foreign_context_tokens) == (0, 500)
+
+
 def test_a_report_ages_out() -> None:
     member = make_member()
     member.report(make_load(at=10.0, running=8, queued_tokens=900), num_ours=0)

@@ -133,6 +133,27 @@ def test_answers_teach_the_time_of_a_step_and_need_their_tokens_counted() -> Non
     assert speeds.step.decode_s(20, 200_000) == pytest.approx(LARGE.decode_s(20, 200_000), rel=0.1)
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_prefill_of_others_is_not_taken_for_slow_steps_where_the_replica_tells_of_it(is_told: bool) -> None:
+    """Answers of ours, and between their tokens prompts that another router sent; once, the replica starts again."""
+    dice, speeds, now, computed = Random(8), Speeds(), 0.0, 0
+    for number in range(300):
+        computed = 0 if number == 100 else computed
+        speeds.observe(computed)
+        num_new, num_output = dice.randrange(100, 8000), dice.randrange(20, 300)
+        now += LARGE.prefill_s(num_new, num_new) + LARGE.base_s
+        computed += num_new
+        since = speeds.began(now, now - 1.0, num_new, num_new, 0, 0)
+        num_others = dice.randrange(0, 30_000)
+        now += (num_output - 1) * LARGE.decode_s(1, num_new) + num_others * LARGE.token_s
+        computed += num_others
+        if is_told:
+            speeds.observe(computed)
+        speeds.ended(since, now, num_output, 1, num_new)
+    is_right = speeds.step.decode_s(1, 4000) == pytest.approx(LARGE.decode_s(1, 4000), rel=0.25)
+    assert is_right is is_told, speeds
+
+
 def test_an_answer_in_one_piece_teaches_its_prefill_and_its_steps_together() -> None:
     dice, speeds, now = Random(7), Speeds(), 0.0
     for _ in range(300):
