@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import uvloop
 
-from router import admin, chat, child, config, keycommands, up
+from router import admin, batchcommands, chat, child, config, keycommands, up
 from router.admission.keyring import Keyring
 from router.admission.opening import open_keyring, state_folder
 from router.app import Router
@@ -120,6 +120,10 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=lambda flags: asyncio.run(chat.chat(_chat_options(flags), flags.message)))
 
 
+def _add_batch(parser: argparse.ArgumentParser) -> None:
+    batchcommands.add_batch(parser, DATA_URL)
+
+
 def _add_keys(parser: argparse.ArgumentParser) -> None:
     keycommands.add_keys(parser, _keyring)
 
@@ -138,6 +142,7 @@ _COMMANDS: Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]] =
     "keys": (_add_keys, "create, list, change and revoke API keys"),
     "tenants": (_add_tenants, "shares and limits that hold for all keys of a tenant"),
     "chat": (_add_chat, "talk to a model through the router"),
+    "batch": (_add_batch, "run a file of requests, and fetch what came of it"),
 }
 
 

@@ -237,8 +237,7 @@ class BatchRunner:
             await self._over(batch, fence, BatchState.FAILED)
         else:
             document.times["in_progress"] = int(self.wall())
-            words = ("state", BatchState.IN_PROGRESS, "total", total, "document", msgspec.json.encode(document))
-            await self._ours("set", batch, fence, *words)
+            await self._ours("begin", batch, fence, total, msgspec.json.encode(document))
         return await self._get(batch.id)
 
     async def _go_on(self, batch: Batch, fence: int, results: "_Results") -> int:

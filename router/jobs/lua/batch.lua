@@ -23,6 +23,11 @@ elseif what == 'keep' then  -- id, fence, lease ms: is it still ours?
   if not is_ours(ARGV[3]) then return 0 end
   redis.call('ZADD', batches, 'XX', now + tonumber(ARGV[4]), id)
   return 1
+elseif what == 'begin' then  -- id, fence, total, document: it is valid; who cancelled it meanwhile is heard
+  if not is_ours(ARGV[3]) then return 0 end
+  redis.call('HSET', key, 'total', ARGV[4], 'document', ARGV[5])
+  if redis.call('HGET', key, 'state') == 'validating' then redis.call('HSET', key, 'state', 'in_progress') end
+  return 1
 elseif what == 'set' then  -- id, fence, then names and values
   if not is_ours(ARGV[3]) then return 0 end
   redis.call('HSET', key, unpack(ARGV, 4))
