@@ -388,7 +388,7 @@ def test_nobody_of_a_flow_starts_before_an_earlier_one_whose_grant_is_on_its_way
     ("later", "is_claimed"),
     [
         pytest.param({"arrived": 1.04}, True, id="within the tolerance"),
-        pytest.param({"arrived": 1.2, "standing": Standing(tenant="another")}, True, id="of another flow"),
+        pytest.param({"arrived": 1.2, "standing": Standing(tenant="the other")}, True, id="of another flow"),
         pytest.param({"arrived": 1.2}, False, id="when the time to claim is over"),
     ],
 )
