@@ -13,6 +13,8 @@ import uvloop
 
 from loadtest.admission import chaos, company, depth, live, virtual
 from loadtest.errors import LoadError
+from router.admission.bands import BandTerms
+from router.core import Band
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -89,9 +91,10 @@ def _overload(_: argparse.Namespace) -> None:
 def _order(flags: argparse.Namespace) -> None:
     found = uvloop.run(company.measure(flags.routers, flags.seconds))
     print(
-        f"{found.num_routers} processes, {found.num_started} starts, {found.num_waited_long} of them after more than "
-        f"{company.TOLERANCE_S * 1e3:.0f} ms: {found.num_violations} started before one who had come earlier "
-        f"(worst by {found.worst_s * 1e3:.0f} ms); bulk got {found.bulk_share:.1%}"
+        f"{flags.routers} processes, {found.num_started} starts ({found.num_alone} without Redis), "
+        f"{found.num_waited_long} of them after more than {company.TOLERANCE_S * 1e3:.0f} ms: {found.num_violations} "
+        f"started while one that had been queued so long before still waited (worst by {found.worst_s * 1e3:.0f} ms); "
+        f"bulk got {found.bulk_share:.1%} of the starts, {BandTerms().min_shares[Band.BULK]:.0%} is its least share"
     )
 
 

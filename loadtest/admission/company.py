@@ -7,8 +7,8 @@ import json
 import random
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,25 +22,32 @@ CAPACITY, SERVICE_S = 40, 0.2
 # What the pool is offered, as a share of what it can do; of that, bulk.
 OFFERED, BULK_SHARE = 1.5, 0.3
 TOLERANCE_S = 0.1
-_SEQUENCE_BANDS = (Band.NORMAL, Band.BULK)
+# Two tenants; the first of them offers so much of it all.
+TENANTS, FIRST_SHARE = ("a", "b"), 0.7
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One request, in Unix seconds; `started` is None where it never was."""
+    """One request, in Unix seconds; `started` is None where it never was, `is_alone` where its router had no Redis."""
 
     band: int
+    tenant: str
     arrived: float
     started: float | None
     left: float
+    is_alone: bool = False
+
+    @property
+    def waited_until(self) -> float:
+        return self.left if self.started is None else self.started
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the check of a log found."""
+    """What the check of a log found. `num_alone` started while their router had lost Redis: nothing orders them."""
 
-    num_routers: int
     num_started: int
+    num_alone: int
     num_waited_long: int
     num_violations: int
     worst_s: float
@@ -68,29 +75,37 @@ async def measure(num_routers: int, duration_s: float) -> Order:
             if any(codes):
                 raise LoadError("a router process failed")
             starts = [Start(*words) for log in logs for words in json.loads(log.read_text())]
-            return check(starts, num_routers)
+            return check(starts)
 
 
-def check(starts: Sequence[Start], num_routers: int) -> Order:
-    """Within a class the order is that of arrival. Who started before another who had come over the tolerance earlier
-    and still waited, is a violation."""
-    num_violations, worst_s = 0, 0.0
-    for band in _SEQUENCE_BANDS:
-        ordered = sorted((each for each in starts if each.band == band), key=lambda each: each.arrived)
-        latest_end, at = 0.0, 0
-        begun = sorted((each for each in ordered if each.started is not None), key=lambda each: each.arrived)
-        for each in begun:
-            while at < len(ordered) and ordered[at].arrived < each.arrived - TOLERANCE_S:
-                latest_end = max(latest_end, ordered[at].started or ordered[at].left)
-                at += 1
-            overdue_s = latest_end - (each.started or 0.0)
-            if overdue_s > 0.0:
-                num_violations += 1
-                worst_s = max(worst_s, overdue_s)
+def check(starts: Sequence[Start]) -> Order:
+    """None starts while one that comes before it, and was queued over the tolerance before it, still waits. Within a
+    tenant and a class the order is that of arrival; between those it is by shares."""
+    lines: dict[tuple[int, str], list[Start]] = {}
+    for each in sorted(starts, key=lambda each: each.arrived):
+        if not each.is_alone:
+            lines.setdefault((each.band, each.tenant), []).append(each)
+    overdue_s = [overdue for line in lines.values() for overdue in _overdue_s(line)]
     started = [each for each in starts if each.started is not None]
-    num_long = sum((each.started or 0.0) - each.arrived > TOLERANCE_S for each in started)
-    bulk = sum(each.band == Band.BULK for each in started) / max(1, len(started))
-    return Order(num_routers, len(started), num_long, num_violations, worst_s, bulk)
+    return Order(
+        len(started),
+        sum(each.is_alone for each in started),
+        sum(each.waited_until - each.arrived > TOLERANCE_S for each in started),
+        len(overdue_s),
+        max(overdue_s, default=0.0),
+        sum(each.band == Band.BULK for each in started) / max(1, len(started)),
+    )
+
+
+def _overdue_s(line: Sequence[Start]) -> Iterator[float]:
+    """For each that started too early: how long one that came before it had still to wait."""
+    latest, at = 0.0, 0
+    for each in line:
+        while line[at].arrived + TOLERANCE_S < each.arrived:
+            latest = max(latest, line[at].waited_until)
+            at += 1
+        if each.started is not None and each.started < latest:
+            yield latest - each.started
 
 
 async def run_child(url: str, log: Path, number: int, num_routers: int, duration_s: float) -> None:
@@ -100,12 +115,12 @@ async def run_child(url: str, log: Path, number: int, num_routers: int, duration
 
     async with router(url, CAPACITY, f"child{number}") as made:
 
-        async def one(band: Band) -> None:
+        async def one(band: Band, tenant: str) -> None:
             arrived, now = time.time(), time.monotonic()
-            started = None
+            started, is_alone = None, False
             try:
-                lease = await made.queue.place(demand("r", now, 600.0, Standing(band=band)))
-                started = time.time()
+                lease = await made.queue.place(demand("r", now, 600.0, Standing(band=band, tenant=tenant)))
+                started, is_alone = time.time(), not made.pool.turns.epoch
                 await asyncio.sleep(SERVICE_S)
                 lease.start()
                 lease.output_tokens = OUTPUT_TOKENS
@@ -113,15 +128,16 @@ async def run_child(url: str, log: Path, number: int, num_routers: int, duration
             except (PointsmanError, TimeoutError):
                 pass
             finally:
-                starts.append(Start(int(band), arrived, started, time.time()))
+                starts.append(Start(int(band), tenant, arrived, started, time.time(), is_alone))
 
         async with asyncio.TaskGroup() as group:
             tasks = []
             until = time.monotonic() + duration_s
             while time.monotonic() < until:
-                tasks.append(group.create_task(one(Band.BULK if rng.random() < BULK_SHARE else Band.NORMAL)))
+                band = Band.BULK if rng.random() < BULK_SHARE else Band.NORMAL
+                tasks.append(group.create_task(one(band, TENANTS[rng.random() >= FIRST_SHARE])))
                 await asyncio.sleep(rng.expovariate(rate))
             for task in tasks:
                 task.cancel()
-    words = json.dumps([(each.band, each.arrived, each.started, each.left) for each in starts])
+    words = json.dumps([astuple(each) for each in starts])
     await asyncio.to_thread(log.write_text, words)
