@@ -48,6 +48,8 @@ ROUTER_CORES = {"core", "steps", "placement", "admission", "prefix", "replicas",
 SIMULATOR = Path("loadtest/simulator")
 # The queue's load tests run it over a real Redis.
 ADMISSION = Path("loadtest/admission")
+# So do those of jobs, with the book of jobs.
+JOBS = Path("loadtest/jobs")
 # So does a benchmark of the engine's own Python.
 ENGINE_STEPS = Path("loadtest/engine_steps.py")
 SIMULATED = ROUTER_CORES | {"errors", "placement", "plugins", "ports"}
@@ -149,7 +151,7 @@ def test_streets_meet_only_in_the_contract() -> None:
         for name in {name.split(".")[0] for name in imported(tree(path))} & set(ROOTS) - {street} - NEIGHBOURS[street]
         if (path, name) not in {(allowed, "router") for allowed in WITH_ROUTER_CORES}
         and not (SIMULATOR in path.parents and name in {"router", "engine"})
-        and not (ADMISSION in path.parents and name == "router")
+        and not ({ADMISSION, JOBS} & set(path.parents) and name == "router")
         and not (path == ENGINE_STEPS and name == "engine")
     ]
     assert not wrong
@@ -165,6 +167,13 @@ def test_load_tools_step_only_synchronous_cores() -> None:
 def test_load_tests_of_admission_know_the_queue_and_its_store_alone() -> None:
     names = {name for path in files(ADMISSION) for name in imported(tree(path)) if name.startswith("router.")}
     assert {name.split(".")[1] for name in names} <= {"admission", "core", "errors", "store"}
+
+
+def test_load_tests_of_jobs_know_their_book_and_its_store_alone() -> None:
+    names = {name for path in files(JOBS) for name in imported(tree(path)) if name.startswith("router.")}
+    assert {".".join(name.split(".")[1:3]) for name in names} <= {"jobs.book", "jobs.states", "store.connection"} | {
+        "store.embedded"
+    }
 
 
 def test_the_simulator_steps_synchronous_cores_without_tensors() -> None:

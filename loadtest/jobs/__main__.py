@@ -1,0 +1,92 @@
+"""`python -m loadtest.jobs NAME`: measures jobs over a Redis of its own. Knows the names, and how figures are printed.
+
+queue (what a job costs with ever more of them waiting), worker (how many one router runs a second).
+"""
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import uvloop
+
+from loadtest.errors import LoadError
+from loadtest.jobs import queue, worker
+from router.jobs.book import JobBook
+from router.store.connection import Store
+from router.store.embedded import EmbeddedServer
+
+START_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 30.0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Print the figures of one name; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.jobs", description="Measures jobs.")
+    parser.add_argument("name", choices=list(_NAMES))
+    parser.add_argument("--jobs", type=int, help="default 1000000 of queue, 20000 of worker")
+    flags = parser.parse_args(list(sys.argv[1:] if words is None else words))
+    try:
+        uvloop.run(_NAMES[flags.name](flags.jobs))
+    except LoadError as error:
+        print(f"loadtest.jobs: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+async def _queue(num_jobs: int | None) -> None:
+    most = num_jobs or 1_000_000
+    depths = [max(1000, most // 1000), *(most * part // 4 for part in (1, 2, 3, 4))]
+    async with _open_book() as (book, _):
+        costs, room = await queue.measure(book, depths, _tell)
+    first = costs[0]
+    worst = [
+        max(getattr(cost, name) / getattr(first, name) for cost in costs[1:])
+        for name in ("submit_us", "claim_us", "end_us")
+    ]
+    print(f"worst ratio to the first: submit {worst[0]:.2f}, claim {worst[1]:.2f}, end {worst[2]:.2f}")
+    print(
+        f"a job of {len(queue.BODY)} bytes takes {room.waiting_bytes:,.0f} bytes of memory while it waits, "
+        f"{room.ended_bytes:,.0f} once it has ended with {len(queue.RESULT)}; {room.disk_bytes:,.0f} on disk"
+    )
+
+
+def _tell(cost: queue.Cost) -> None:
+    print(
+        f"{cost.depth:>9,} waiting: Redis' CPU of a job: submit {cost.submit_us:.1f} us, claim {cost.claim_us:.1f} us, "
+        f"end {cost.end_us:.1f} us",
+        flush=True,
+    )
+
+
+async def _worker(num_jobs: int | None) -> None:
+    async with _open_book() as (book, server):
+        assert server.pid is not None  # it runs
+        pace = await worker.measure(book, server.pid, num_jobs or 20_000)
+    print(
+        f"{pace.num_jobs:,} jobs by one router process: {pace.per_s:,.0f} a second; a job takes "
+        f"{pace.router_us:.0f} us of the router's CPU and {pace.redis_us:.0f} us of Redis'"
+    )
+
+
+@contextlib.asynccontextmanager
+async def _open_book() -> AsyncIterator[tuple[JobBook, EmbeddedServer]]:
+    """A Redis as the router starts it, and the book in it."""
+    with TemporaryDirectory(prefix="pointsman-load") as folder:
+        server = EmbeddedServer(Path(folder))
+        store = Store(server.url, timeout_s=CALL_TIMEOUT_S)
+        async with server.opened(), store.opened():
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while not store.is_up:  # noqa: ASYNC110  (Redis is waited for)
+                    await asyncio.sleep(0.01)
+            yield JobBook(store), server
+
+
+_NAMES: Mapping[str, Callable[[int | None], Coroutine[Any, Any, None]]] = {"queue": _queue, "worker": _worker}
+
+if __name__ == "__main__":
+    sys.exit(main())
