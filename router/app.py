@@ -34,11 +34,12 @@ from router.listening import (
     open_grpc,
     open_names,
 )
-from router.outgoing import with_merging
+from router.outgoing import open_upstream, with_merging
 from router.placement import Placement
 from router.plugins import PluginError
 from router.ports import Reply
 from router.prefix.caches import Caches
+from router.prefix.ids import PromptIds
 from router.prefix.index import BlockIndex
 from router.prefix.reader import Prompts
 from router.proxy import Proxy, ProxyLimits
@@ -52,7 +53,6 @@ from router.telemetry.metrics import Metrics
 from router.telemetry.recording import open_recording
 from router.tokenizing import Tokenizers
 from router.transports.http import ClientConnection, DataPort, PortLimits
-from router.upstream.http import HttpUpstream
 from router.workers import warming
 from router.workers.intake import Intake
 from router.workers.sharing import Sharing
@@ -92,7 +92,7 @@ class Router:
         self.registry = self._new_registry()
         self.placement = self._new_placement()
         self.queue = self._new_queue()
-        self.upstream = HttpUpstream(time.monotonic)
+        self.upstream = open_upstream(time.monotonic, self._specs, PromptIds(self.prompts, self.tokenizers.loaded))
         self.proxy = self._new_proxy()
         begin, clock = self.proxy.begin, time.monotonic
         self.sockets = new_sockets(settings, begin, clock)

@@ -20,9 +20,10 @@ def open_upstream(clock: Clock, specs: Iterable[ReplicaSpec], ids: TokenIds) -> 
     if not any(spec.url.startswith("grpc") for spec in specs):
         return http
     from router.upstream.grpc.pool import GrpcUpstream  # and the contracts' messages, for those who need them
+    from router.upstream.grpc.planning import Planner
     from router.upstream.schemes import SchemeUpstream
 
-    return SchemeUpstream(http, GrpcUpstream(clock, ids))
+    return SchemeUpstream(http, GrpcUpstream(clock, Planner(ids)))
 
 
 def with_merging(pool: Upstream, specs: Iterable[ReplicaSpec]) -> Upstream:

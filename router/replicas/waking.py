@@ -63,18 +63,14 @@ class Waker:
 
     async def _wake(self, replica: Replica) -> None:
         spec = replica.spec
-        headers = {} if spec.api_key is None else {"authorization": f"Bearer {spec.api_key}"}
-        timeout = aiohttp.ClientTimeout(total=WAKE_TIMEOUT_S)
         log.info("%s sleeps and is wanted: it is told to wake up", replica.id)
         try:
-            async with (
-                open_session() as session,
-                session.post(spec.url + "/wake_up", headers=headers, timeout=timeout) as answer,
-            ):
+            async with open_session() as session:
+                answer = await fetch(session, spec, "/wake_up", WAKE_TIMEOUT_S, b"")
                 if answer.status >= 300:
                     log.warning("%s does not wake up: status %d", replica.id, answer.status)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            log.warning("%s does not wake up: %r", replica.id, error)
+        except UpstreamError as error:
+            log.warning("%s does not wake up: %s", replica.id, error)
         self.on_woken(replica.id)
 
     def __repr__(self) -> str:

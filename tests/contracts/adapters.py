@@ -8,17 +8,20 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import httptools
+import pytest
 from aiohttp import web
 
 from router.core import ReplicaSpec
 from router.transports.http import ClientConnection, DataPort, PortLimits
 from router.transports.web import Views, data_routes
+from router.upstream.grpc.pool import GrpcUpstream
 from router.upstream.http import HttpUpstream
 from router.upstream.merging import MergingUpstream
 from tests.contracts.hostile import DONE, SMALL_BUFFER_BYTES, HostileReplica, Script, hostile_replica
+from tests.contracts.hostile_grpc import GrpcReplica, Verbatim, hostile_grpc_replica
 from tests.fakes import Station, until
 from tests.router.nouns import FakeClock
 
@@ -206,6 +209,8 @@ class _WatchedConnection(ClientConnection):
 class HttpUpstreams:
     """`ports.Upstream` over HTTP/1.1, and replicas that it can speak to."""
 
+    content_type = "application/json"
+
     def __init__(self, clock: FakeClock) -> None:
         self.upstream = HttpUpstream(clock)
 
@@ -228,6 +233,8 @@ class HttpUpstreams:
 class MergingUpstreams:
     """Micro-batching around HTTP, for what cannot be merged."""
 
+    content_type = HttpUpstreams.content_type
+
     def __init__(self, clock: FakeClock) -> None:
         self.inner = HttpUpstreams(clock)
         self.upstream = MergingUpstream(self.inner.upstream)
@@ -243,8 +250,33 @@ class MergingUpstreams:
         return self.inner.num_busy
 
 
+class GrpcUpstreams:
+    """`ports.Upstream` over gRPC, and replicas that it can speak to: here a message is the payload itself."""
+
+    content_type = "application/grpc"
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.upstream = GrpcUpstream(clock, cast(Any, Verbatim()))
+
+    def replica(self, script: Script) -> AbstractAsyncContextManager[GrpcReplica]:
+        return hostile_grpc_replica(script)
+
+    @asynccontextmanager
+    async def deaf_replica(self, script: Script) -> AsyncIterator[GrpcReplica]:
+        """One to which connecting begins and never ends: it does not say its settings."""
+        async with hostile_grpc_replica(script) as replica:
+            replica.is_deaf = True
+            yield replica
+
+    @property
+    def num_busy(self) -> int:
+        return self.upstream.num_calls
+
+
 REPLIES = {"http": HttpReplies}
-UPSTREAMS = {"http": HttpUpstreams}
+UPSTREAMS = {"http": HttpUpstreams, "grpc": GrpcUpstreams}
+# For cases that go by the bytes of HTTP's answers, or by a whole answer that comes in pieces.
+over_http = pytest.mark.parametrize("upstream", ["http"], indirect=True)
 # What stands around another owes its sink the same; the rest of the cases would try the inner one twice.
 AROUND = {"merging": MergingUpstreams}
 

@@ -6,6 +6,7 @@ counts of requests in flight that leak with it; and replicas that are blamed for
 
 from router.core import Outcome
 from router.relay import RelayTimes
+from tests.contracts.adapters import over_http
 from tests.contracts.conftest import Rig, Rigs
 from tests.contracts.hostile import DONE, Call, answers, event, streams
 from tests.fakes import turns, until
@@ -103,6 +104,7 @@ async def test_cancel_before_a_whole_answer_closes_the_upstream(rigs: Rigs) -> N
     await assert_closed_at_once(rig, call, busy)
 
 
+@over_http
 async def test_cancel_in_the_middle_of_a_whole_answer_closes_the_upstream(rigs: Rigs) -> None:
     rig = await rigs.open()
     client, busy = await rig.ask(), watch_loss(rig)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from router.core import Outcome
+from tests.contracts.adapters import over_http
 from tests.contracts.conftest import Rigs
 from tests.contracts.hostile import DONE, Call, answers, closes, event, resets, streams
 from tests.fakes import until
@@ -115,6 +116,7 @@ async def test_a_loss_behind_done_is_no_loss(rigs: Rigs, lose: Callable[[Call], 
     assert rig.station.faults == {}
 
 
+@over_http
 async def test_a_whole_answer_that_is_cut_shows_it_by_its_end(rigs: Rigs, lose: Callable[[Call], None]) -> None:
     """A status cannot be taken back: the missing rest must at least be seen."""
     rig = await rigs.open()

@@ -11,6 +11,7 @@ import pytest
 
 from router.choice import View, Weighed
 from router.core import Decision, Demand, Lease
+from tests.contracts.adapters import over_http
 from tests.contracts.conftest import Rigs
 from tests.contracts.hostile import answers
 
@@ -27,6 +28,7 @@ SHAPES: dict[str, tuple[object, str]] = {
 }
 
 
+@over_http
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_an_error_of_any_shape_is_normalised_with_its_status(rigs: Rigs, shape: str) -> None:
     body, message = SHAPES[shape]
@@ -39,6 +41,7 @@ async def test_an_error_of_any_shape_is_normalised_with_its_status(rigs: Rigs, s
     assert isinstance(answer.error["type"], str)
 
 
+@over_http
 async def test_an_option_that_the_engine_does_not_support_is_a_400_that_names_it(rigs: Rigs) -> None:
     """The fault: options that are dropped on the way, or ignored without a word."""
     rig = await rigs.open()
@@ -57,6 +60,7 @@ async def test_an_error_names_the_replica_and_the_request(rigs: Rigs) -> None:
     assert answer.headers["x-pointsman-replica"] == rig.script.calls[0].replica_id
 
 
+@over_http
 async def test_an_endless_error_body_is_cut_at_a_bound(rigs: Rigs) -> None:
     rig = await rigs.open()
     rig.script.otherwise = answers(b"x" * 5_000_000, 400)

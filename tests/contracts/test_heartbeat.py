@@ -6,6 +6,7 @@ or in prefill gets its head and comments meanwhile. Its status is then spent: wh
 
 from router.core import Outcome
 from router.relay import RelayTimes
+from tests.contracts.adapters import over_http
 from tests.contracts.conftest import Rigs
 from tests.contracts.hostile import DONE, event, streams
 from tests.fakes import turns, until
@@ -110,6 +111,7 @@ async def test_a_cut_after_an_early_head_is_told_in_band(rigs: Rigs) -> None:
     assert (await client.answer()).error_behind()["code"] == "replica_connection_lost"
 
 
+@over_http
 async def test_an_answer_that_is_no_stream_after_an_early_head_is_told_in_band(rigs: Rigs) -> None:
     rig = await rigs.open(num_replicas=1, times=TIMES)
     client = await rig.ask(stream=True)

@@ -8,9 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from router.core import Outcome
+from tests.contracts.adapters import over_http
 from tests.contracts.conftest import Rigs
 from tests.contracts.hostile import DONE, Behaviour, Call, answers, event, says
 from tests.fakes import turns, until
+
+pytestmark = over_http
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 ENDS_AT_CLOSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"

@@ -11,9 +11,12 @@ import pytest
 
 from router.core import Outcome
 from router.upstream.http import HttpUpstream
+from tests.contracts.adapters import over_http
 from tests.contracts.conftest import Rig, Rigs
 from tests.contracts.hostile import DONE, Behaviour, Call, answers, closes, event, resets, says, streams
 from tests.fakes import until
+
+pytestmark = over_http
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 

@@ -7,10 +7,12 @@ from aiohttp import ClientSession
 
 from router.core import Outcome
 from router.transports.http import PortLimits
-from tests.contracts.adapters import HttpClient, chat_body, chat_request
+from tests.contracts.adapters import HttpClient, chat_body, chat_request, over_http
 from tests.contracts.conftest import Rig, Rigs
 from tests.contracts.hostile import DONE, answers, event, streams
 from tests.fakes import turns, until
+
+pytestmark = over_http
 
 MODELS = b"GET /v1/models HTTP/1.1\r\nHost: router\r\n\r\n"
 

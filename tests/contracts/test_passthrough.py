@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.contracts.adapters import over_http
 from tests.contracts.conftest import Rig, Rigs
 from tests.contracts.hostile import DONE, answers, event, streams
 from tests.fakes import turns, until
@@ -69,6 +70,7 @@ async def test_each_event_is_passed_on_before_the_next_is_there(rigs: Rigs) -> N
     await client.answer()
 
 
+@over_http
 async def test_a_whole_answer_passes_byte_for_byte(rigs: Rigs) -> None:
     rig = await rigs.open()
     body = '{ "id" :1,\n "é":"漢", "usage":{"prompt_tokens": 5, "completion_tokens":2, "z":[]} , "f":1.50 }'.encode()

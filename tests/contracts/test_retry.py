@@ -8,7 +8,7 @@ has begun to read.
 import pytest
 
 from router.core import Outcome
-from tests.contracts.adapters import chat_body
+from tests.contracts.adapters import chat_body, over_http
 from tests.contracts.conftest import Rig, Rigs
 from tests.contracts.hostile import DONE, absent_replica, answers, closes, event, streams
 from tests.fakes import until
@@ -74,6 +74,7 @@ async def test_back_pressure_of_the_only_replica_reaches_the_client_with_its_ret
     assert len(rig.script.calls) == 1
 
 
+@over_http
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422, 501])
 async def test_a_refusal_passes_through_and_is_not_tried_again(rigs: Rigs, status: int) -> None:
     rig = await rigs.open()

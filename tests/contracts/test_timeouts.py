@@ -5,6 +5,7 @@ The fault: routers with one total timeout of half an hour, or none.
 
 from router.core import Outcome
 from router.transports.http import PortLimits
+from tests.contracts.adapters import over_http
 from tests.contracts.conftest import Rig, Rigs
 from tests.contracts.hostile import DONE, answers, event, streams
 from tests.fakes import turns, until
@@ -65,6 +66,7 @@ async def test_a_deadline_in_mid_stream_is_told_in_band(rigs: Rigs) -> None:
     await until(lambda: call.is_dropped)
 
 
+@over_http
 async def test_a_deadline_in_a_whole_answer_shows_by_its_end(rigs: Rigs) -> None:
     rig = await rigs.open(idle_timeout_s=1e4)
     client = await rig.ask()

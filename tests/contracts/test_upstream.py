@@ -2,6 +2,7 @@
 silence after an abort."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -88,7 +89,7 @@ async def test_a_request_reaches_the_replica_as_it_is(bench: Bench) -> None:
     await bench.upstreams.upstream.open(bench.attempt(body=body), Heard())
     call = await bench.script.call()
     assert (call.path, call.body) == ("/v1/chat/completions", body)
-    assert (call.headers["content-type"], call.headers["x-request-id"]) == ("application/json", "r")
+    assert (call.headers["content-type"], call.headers["x-request-id"]) == (bench.upstreams.content_type, "r")
     assert call.headers["x-odd"] == "kept"
 
 
@@ -112,10 +113,11 @@ async def test_an_answer_is_heard_as_one_head_bodies_and_one_end(bench: Bench) -
 
 async def test_an_error_status_is_an_answer_like_any_other(bench: Bench) -> None:
     heard = Heard()
-    bench.script.otherwise = answers({"error": "x"}, 503, ("Retry-After", "3"))
+    error = {"message": "x", "type": "rate_limit_error", "param": None, "code": "replica_overloaded"}
+    bench.script.otherwise = answers({"error": error}, 429, ("Retry-After", "3"))
     await bench.upstreams.upstream.open(bench.attempt(), heard)
     await until(lambda: heard.is_over)
-    assert (heard.status, heard.body, heard.words[-1]) == (503, b'{"error": "x"}', "end")
+    assert (heard.status, json.loads(heard.body), heard.words[-1]) == (429, {"error": error}, "end")
     assert ("retry-after", "3") in heard.headers
 
 

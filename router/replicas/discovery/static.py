@@ -9,6 +9,7 @@ from router.core import Merge, ReplicaSpec
 
 OPTIONS = ("tokenizer", "api_key", "kv", "replay", "ranks", "merge")
 FORM = "URL[,tokenizer=PATH][,api_key=KEY][,kv=EVENTS_URL|auto][,replay=URL][,ranks=N][,merge=MS[:N]]"
+SCHEMES = ("http", "https", "grpc", "grpcs")
 # ZMQ, what is polled, and our own engine's gRPC.
 EVENT_SCHEMES = ("tcp", "ipc", "http", "https", "grpc")
 MOST_RANKS = 1024
@@ -117,8 +118,10 @@ def _parse_url(text: str) -> str:
 
 
 def _check_url(text: str, parts: SplitResult) -> None:
-    if parts.scheme not in ("http", "https"):
-        raise ValueError(f"replica `{text}`: the scheme is `{parts.scheme}`, it must be http or https")
+    if parts.scheme not in SCHEMES:
+        raise ValueError(f"replica `{text}`: the scheme is `{parts.scheme}`, it must be one of {', '.join(SCHEMES)}")
+    if parts.scheme.startswith("grpc") and (parts.port is None or parts.path):
+        raise ValueError(f"replica `{text}`: over gRPC it is scheme, host and port, no more: grpc://HOST:PORT")
     if not parts.hostname:
         raise ValueError(f"replica `{text}`: the host is missing")
     if any(character.isspace() for character in text):

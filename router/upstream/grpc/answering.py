@@ -30,6 +30,10 @@ class Generation:
         self._has_ended = [False] * self.num_choices
 
     @property
+    def is_stream(self) -> bool:
+        return isinstance(self.answer, Told)
+
+    @property
     def headers(self) -> Headers:
         return self.answer.headers
 
@@ -60,6 +64,7 @@ class Embedding:
     _found: dict[int, tuple[Sequence[Sequence[float]], int]] = field(default_factory=dict)
 
     headers = JSON
+    is_stream = False
 
     def take(self, index: int, message: bytes) -> bytes:
         self._found[index] = self.read(message)

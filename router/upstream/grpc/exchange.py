@@ -105,6 +105,11 @@ class GrpcExchange:
 
     # for its streams
 
+    def on_head(self) -> None:
+        """The replica has begun to answer. A whole answer has no head before its end: its length is not known."""
+        if self._plan.answering.is_stream and not self._has_head:
+            self._head(None)
+
     def on_message(self, index: int, message: bytes) -> None:
         try:
             payload = self._plan.answering.take(index, message)
@@ -112,7 +117,6 @@ class GrpcExchange:
             self.fail(error)
             return
         if payload and not self._has_head:
-            self._has_head = True
             self._head(None)
         if payload and self.sink is not None:
             self.sink.on_body(payload, None)
@@ -141,9 +145,8 @@ class GrpcExchange:
             self.fail(error)
             return
         if not self._has_head:
-            self._has_head = True
             self._head(len(payload))
-        if self.sink is not None:
+        if payload and self.sink is not None:
             self.sink.on_body(payload, None)
         sink, self.sink = self.sink, None
         self._streams = []
@@ -151,6 +154,7 @@ class GrpcExchange:
             sink.on_end()
 
     def _head(self, length: int | None) -> None:
+        self._has_head = True
         if self.sink is not None:
             self.sink.on_head(200, self._plan.answering.headers, length)
 

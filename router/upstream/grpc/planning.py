@@ -1,9 +1,10 @@
 """An attempt's body as the calls that its replica understands. Knows which contract a replica speaks, and that prompts
 go in tokens; what fields mean is the contracts' matter."""
 
+import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from router.core import Attempt, Pool
@@ -29,8 +30,8 @@ class Planner:
     theirs."""
 
     ids: TokenIds
-    now_s: Callable[[], float]
-    numbers: "count[int]"
+    now_s: Callable[[], float] = time.time
+    numbers: "count[int]" = field(default_factory=count)
 
     def now(self, attempt: Attempt) -> Plan | None:
         """None where it must be awaited. Raises InvalidRequest and UpstreamStatus that name the field."""

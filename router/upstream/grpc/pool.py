@@ -6,14 +6,11 @@ matter. A call that a replica cannot have looked at, because it was leaving, is 
 
 import asyncio
 import ssl
-import time
-from collections.abc import Callable
-from itertools import count
 from urllib.parse import urlsplit
 
 from router.core import Attempt
 from router.errors import ConnectFailed, UpstreamError
-from router.ports import Clock, Sink, TokenIds
+from router.ports import Clock, Sink
 from router.upstream.grpc.connection import Http2Connection
 from router.upstream.grpc.exchange import GrpcExchange
 from router.upstream.grpc.planning import Planner
@@ -24,11 +21,9 @@ IDLE_S = 60.0
 class GrpcUpstream:
     """`ports.Upstream` over gRPC, plain or TLS. Connections that carry nothing for `idle_s` are closed."""
 
-    def __init__(
-        self, clock: Clock, ids: TokenIds, *, now_s: Callable[[], float] = time.time, idle_s: float = IDLE_S
-    ) -> None:
+    def __init__(self, clock: Clock, plans: Planner, *, idle_s: float = IDLE_S) -> None:
         self._clock = clock
-        self._planner = Planner(ids, now_s, count())
+        self._plans = plans
         self._idle_s = idle_s
         self._context: ssl.SSLContext | None = None
         self._open: dict[str, list[Http2Connection]] = {}
@@ -38,7 +33,7 @@ class GrpcUpstream:
     def open_now(self, attempt: Attempt, sink: Sink) -> GrpcExchange | None:
         """See `ports.Upstream`. Raises InvalidRequest and UpstreamStatus for what the replica cannot be asked."""
         connection = self._usable(attempt.replica.id)
-        plan = None if connection is None else self._planner.now(attempt)
+        plan = None if connection is None else self._plans.now(attempt)
         if connection is None or plan is None:
             return None
         exchange = GrpcExchange(attempt, sink, plan, self._resend_soon)
@@ -47,7 +42,7 @@ class GrpcUpstream:
 
     async def open(self, attempt: Attempt, sink: Sink) -> GrpcExchange:
         """See `ports.Upstream`."""
-        plan = self._planner.now(attempt) or await self._planner.soon(attempt)
+        plan = self._plans.now(attempt) or await self._plans.soon(attempt)
         exchange = GrpcExchange(attempt, sink, plan, self._resend_soon)
         found = self._usable(attempt.replica.id)
         connection = found or await self._connect(attempt)

@@ -49,6 +49,7 @@ _AS_HTTP: dict[int, tuple[int, str, str]] = {
     Code.NOT_FOUND: (404, "invalid_request_error", "not_found"),
     Code.ALREADY_EXISTS: (409, "invalid_request_error", "already_exists"),
     Code.RESOURCE_EXHAUSTED: (429, "rate_limit_error", "replica_overloaded"),
+    Code.INTERNAL: (500, "server_error", "replica_failed"),
     Code.UNIMPLEMENTED: (501, "server_error", "not_implemented"),
     Code.UNAVAILABLE: (503, "service_unavailable", "replica_unavailable"),
 }

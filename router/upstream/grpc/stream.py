@@ -79,13 +79,13 @@ class Stream:
         """Its head, or what follows its messages. Raises BadAnswer."""
         if not self._is_answered and self.exchange is not None:
             self.exchange.has_begun = True
-        if is_end:
-            self._finish(status_in(fields, is_first=not self._is_answered))
-        elif not self._is_answered:
-            status = status_in(fields, is_first=True)
-            if status.code:
-                self._finish(status)
-        self._is_answered = True
+        status = status_in(fields, is_first=not self._is_answered)
+        is_head, self._is_answered = not self._is_answered and not is_end, True
+        if is_head and not status.code:
+            if not self._is_paused and self.exchange is not None:
+                self.exchange.on_head()
+        elif is_end or is_head:
+            self._finish(status)
 
     def take(self, payload: bytes, num_bytes: int) -> None:
         """What came, and how much of the window it took. Raises BadAnswer."""

@@ -31,7 +31,7 @@ def test_a_replica_is_read_from_text(text: str, spec: ReplicaSpec) -> None:
     [
         ("", "needs a URL first"),
         ("a:8000", "the scheme is missing; did you mean `http://a:8000`?"),
-        ("ftp://a", "must be http or https"),
+        ("ftp://a", "must be one of http, https, grpc, grpcs"),
         ("http://", "the host is missing"),
         ("http://a:99999", "Port out of range"),
         ("http://a b:1", "no spaces"),
