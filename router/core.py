@@ -19,12 +19,13 @@ request is a msgspec Struct: a frozen dataclass would cost eight times as much.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, StrEnum
-from types import TracebackType
+from typing import Literal
 
 import msgspec
 
 from router.steps import StepModel
 
+Role = Literal["prefill", "decode"]
 Headers = tuple[tuple[str, str], ...]
 """Names in lower case, and values."""
 
@@ -73,6 +74,17 @@ class Slo(msgspec.Struct, frozen=True, gc=False):
     tpot_s: float | None = None
 
 
+class Asked(msgspec.Struct, frozen=True, gc=False):
+    """What the headers of a request say of who asks, and for what; None where they do not. `other_band` is by another
+    router's name: the body wins over it."""
+
+    credential: str | None = None
+    tenant: str | None = None
+    band: Band | None = None
+    other_band: Band | None = None
+    timeout_s: float | None = None
+
+
 class Request(msgspec.Struct, frozen=True, gc=False):
     """One call of a client. `surface` is one of ours, or the target of an engine's route that is passed on as it is.
     `body` holds the bytes as received; `messages` and `prompt` (in embeddings: `input`) are decoded views of it.
@@ -95,6 +107,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     session: str | None = None
     slo: Slo | None = None
     headers: Headers = ()
+    asked: Asked | None = None
     standing: Standing | None = None
 
 
@@ -160,7 +173,7 @@ class ReplicaSpec:
     """What discovery says of a replica. `url` has no trailing slash; `tokenizer` is a path on this host, or `engine`
     where the replica's own /tokenize is asked. `kv` is where its KV events come from and `replay` where they can be had
     again, both as URLs; `rank` is its data-parallel rank, where it is one of several; `merge` where it does not batch
-    by itself."""
+    by itself. `role` is the half of the work that it is for, where it is for one; `bootstrap_port` is SGLang's."""
 
     url: str
     api_key: str | None = None
@@ -169,6 +182,8 @@ class ReplicaSpec:
     replay: str | None = None
     rank: int | None = None
     merge: Merge | None = None
+    role: Role | None = None
+    bootstrap_port: int | None = None
 
     @property
     def id(self) -> str:
@@ -305,7 +320,6 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 class Lease(msgspec.Struct, eq=False):
     """The reservation of a decision: held from the choice until the body ends, released exactly once.
 
-    Leaving the `with` block without a release counts as the client's leaving when cancelled, else as a failure.
     `output_tokens`, where the replica has said them, are set before the release: speeds and lengths are learned there.
     `charged_tokens` is what its flow was charged for it so far, at `charge_rate`; `on_displaced()` makes it give its
     place up, for a higher band and before its first byte.
@@ -355,13 +369,9 @@ class Lease(msgspec.Struct, eq=False):
         for listener in self.listeners:
             listener(self)
 
-    def __enter__(self) -> "Lease":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if self.outcome is None:
-            was_left = kind is not None and not issubclass(kind, Exception)
-            self.release(Outcome.CLIENT_GONE if was_left else Outcome.UPSTREAM_FAILED, error)
+    def abandon(self, error: BaseException) -> None:
+        """What held it is left by this: a cancel is the client's leaving, all else a failure."""
+        self.release(Outcome.UPSTREAM_FAILED if isinstance(error, Exception) else Outcome.CLIENT_GONE, error)
 
     def __repr__(self) -> str:
         state = "open" if self.outcome is None else self.outcome

@@ -29,10 +29,19 @@ _SANE_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 def request_id(headers: Headers) -> str:
     """The client's own id if it sent a sane one, else a new one."""
+    return sane_id(headers) or new_id()
+
+
+def sane_id(headers: Headers) -> str | None:
+    """The client's own, if that can be passed on."""
     for name in ("x-request-id", "x-client-request-id"):
         value = find(headers, name)
         if value and _SANE_ID.fullmatch(value):
             return value
+    return None
+
+
+def new_id() -> str:
     return f"req-{_PROCESS}-{next(_numbers):x}"
 
 

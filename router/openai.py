@@ -48,6 +48,12 @@ class Peek(msgspec.Struct, kw_only=True):
     timeout: float | None = None
 
     @property
+    def has_options(self) -> bool:
+        """Is there anything among the `template_options`?"""
+        named = (self.tools, self.documents, self.add_generation_prompt, self.continue_final_message)
+        return named != _NO_OPTIONS or self.chat_template_kwargs is not None
+
+    @property
     def template_options(self) -> Mapping[str, object]:
         """What the chat template is rendered with besides the messages; names as engines give them to it."""
         named = {
@@ -61,10 +67,12 @@ class Peek(msgspec.Struct, kw_only=True):
 
 
 _CONTENTS = (str, list, type(None))
+_NO_OPTIONS = (None, None, None, None)
 _PEEK = msgspec.json.Decoder(Peek)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PATH = re.compile(r"`\$\.?([^`]*)`")
 _MISSING = re.compile(r"missing required field `(\w+)`")
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 
 
 def peek(body: bytes, surface: Surface) -> Peek:
@@ -72,7 +80,6 @@ def peek(body: bytes, surface: Surface) -> Peek:
     try:
         fields = _PEEK.decode(body)
     except msgspec.ValidationError as error:
-_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
         raise invalid_field(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
@@ -100,6 +107,8 @@ def invalid_field(message: str) -> InvalidRequest:
     """What msgspec says of a body, in words that name the field."""
     if missing := _MISSING.search(message):
         return InvalidRequest(f"The field `{missing[1]}` is required.", param=missing[1])
+    if unknown := _UNKNOWN.search(message):
+        return InvalidRequest(f"The field `{unknown[1]}` is not supported.", param=unknown[1])
     path = _PATH.search(message)
     if path is None:
         return InvalidRequest(f"The body must be a JSON object: {message}.")
@@ -107,8 +116,6 @@ def invalid_field(message: str) -> InvalidRequest:
 
 
 def _check_messages(messages: list[dict[str, Any]] | None) -> None:
-    if unknown := _UNKNOWN.search(message):
-        return InvalidRequest(f"The field `{unknown[1]}` is not supported.", param=unknown[1])
     if messages is None:
         raise InvalidRequest("The field `messages` is required.", param="messages")
     if not messages:

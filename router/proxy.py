@@ -94,7 +94,11 @@ class Proxy:
             try:
                 if passed.accounts:
                     await passed.enter()
-                await self._answer(request, relay, passed)
+                self.budget.earn()
+                if self.names:
+                    await self._answer_as_named(request, relay, passed)
+                else:
+                    await self._answer(request, relay, passed)
             finally:
                 self.gate.leave(passed, relay.usage if passed.accounts else None)
             outcome = Outcome.OK
@@ -112,25 +116,22 @@ class Proxy:
             self.open_relays.discard(relay)
             self.journal.ended(request, relay.lease, relay.status, relay.usage, outcome, relay.num_events)
 
-    async def _answer(self, request: Request, relay: Relay, passed: Pass) -> None:
-        self.budget.earn()
-        if not self.names:
-            await self._answer_as(request, relay, passed)
-            return
+    async def _answer_as_named(self, request: Request, relay: Relay, passed: Pass) -> None:
+        """By an alias, or a stand-in where the model that it asks for cannot be served."""
         asked = self.names.named(request)
         models = [asked.model, *self.names.stand_ins(asked.model)]
         for model in models[:-1]:
             try:
-                await self._answer_as(renamed(asked, model), relay, passed)
+                await self._answer(renamed(asked, model), relay, passed)
             except PointsmanError as error:
                 if not _may_be_stood_in_for(error, relay):
                     raise
                 self.journal.retried(error)
             else:
                 return
-        await self._answer_as(renamed(asked, models[-1]), relay, passed)
+        await self._answer(renamed(asked, models[-1]), relay, passed)
 
-    async def _answer_as(self, request: Request, relay: Relay, passed: Pass) -> None:
+    async def _answer(self, request: Request, relay: Relay, passed: Pass) -> None:
         pool, adapter = self.find(request.model) or await self._known(request)
         prompt = await self.prompts.read(request, pool, adapter)
         _check_length(request, prompt, pool)
@@ -156,17 +157,19 @@ class Proxy:
 
     async def _attempt(self, lease: Lease, relay: Relay) -> PointsmanError | None:
         """Carry the answer of one replica. The lease ends with the body, not with the head: the replica is busy."""
-        with lease:
-            try:
-                await relay.carry(self.upstream, self._wire(lease), lease)
-            except PointsmanError as error:
-                lease.release(relay.outcome_of(error), error)
-                return error
-            else:
-                lease.release(Outcome.OK)
-                return None
-            finally:
-                self.journal.attempted(lease)
+        try:
+            await relay.carry(self.upstream, self._wire(lease), lease)
+        except PointsmanError as error:
+            lease.release(relay.outcome_of(error), error)
+            return error
+        except BaseException as error:
+            lease.abandon(error)
+            raise
+        else:
+            lease.release(Outcome.OK)
+            return None
+        finally:
+            self.journal.attempted(lease)
 
     async def _next(self, demand: Demand, lease: Lease, relay: Relay, error: PointsmanError) -> Demand:
         """The demand for another try without this replica. Raises the error where there is none to be had."""

@@ -64,10 +64,15 @@ class Incoming(msgspec.Struct, eq=False):
     error_bytes: bytes = b""
     json_tail: bytes = b""
     is_success: bool = False
+    whole_usage: Usage | None = None
 
     @property
     def usage(self) -> Usage | None:
-        return self.events.usage if self.events is not None else openai.usage_of(self.json_tail)
+        if self.events is not None:
+            return self.events.usage
+        if self.whole_usage is None:
+            self.whole_usage = openai.usage_of(self.json_tail) if self.json_tail else None
+        return self.whole_usage
 
     @property
     def num_output_tokens(self) -> int | None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from router.admission.accounts import Account
 from router.admission.bands import band_of_priority
 from router.admission.records import NO_LIMITS, Book, Key, Limits, Tenant, id_of
-from router.admission.terms import terms
 from router.core import Band, Request, Standing
 from router.errors import Forbidden, Unauthorized
 
@@ -45,10 +44,10 @@ class Caller:
         if not self.may_use(model):
             raise Forbidden(f"This key may not use the model `{model}`.", param="model", code="model_not_allowed")
 
-    def standing(self, request: Request) -> Standing:
-        """In the class that it asks for, or the next one that its key allows."""
+    def standing(self, request: Request, named: str | None) -> Standing:
+        """Of who names this tenant, in the class that it asks for, or the next one that its key allows."""
         asked = request.band if request.band is not None else band_of_priority(request.priority)
-        where = (terms(request.headers).tenant, asked)
+        where = (named, asked)
         standing = self._standings.get(where)
         if standing is None:
             if len(self._standings) >= MAX_STANDINGS:

@@ -52,9 +52,10 @@ class Gate:
         if request.standing is not None:  # settled when the job was submitted
             self._count(self.num_open + 1)
             return Pass(request.standing)
-        caller = self.callers.identify(terms(request.headers).credential, self.unix_clock())
+        asked = request.asked or terms(request.headers)
+        caller = self.callers.identify(asked.credential, self.unix_clock())
         caller.check_model(request.model)
-        passed = Pass(caller.standing(request), caller.key.id if caller.key is not None else None)
+        passed = Pass(caller.standing(request, asked.tenant), caller.key.id if caller.key is not None else None)
         if caller.accounts:
             passed.accounts, passed.clock, passed.unix_clock = caller.accounts, self.clock, self.unix_clock
             passed.is_busy = lambda: self.is_busy(request.model)

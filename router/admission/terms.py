@@ -8,10 +8,8 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-import msgspec
-
 from router.admission.bands import SERVICE_TIERS, band_named, band_of_priority
-from router.core import Band, Headers
+from router.core import Asked, Band, Headers
 from router.errors import InvalidRequest
 
 PRIORITY = "x-pointsman-priority"
@@ -29,21 +27,11 @@ MAX_TENANT_CHARS = 128
 MAX_TIMEOUT_S = 7 * 86400.0
 
 
-class Terms(msgspec.Struct, frozen=True, gc=False):
-    """What the headers say; None where they do not. `other_band` is by another router's name: the body wins over it."""
-
-    credential: str | None = None
-    tenant: str | None = None
-    band: Band | None = None
-    other_band: Band | None = None
-    timeout_s: float | None = None
-
-
 @lru_cache(maxsize=4096)
-def terms(headers: Headers) -> Terms:
+def terms(headers: Headers) -> Asked:
     """Raises InvalidRequest that names the header."""
     found = dict(reversed(headers))  # the first of equal names counts
-    return Terms(
+    return Asked(
         credential=_credential(found),
         tenant=_tenant(found),
         band=_band(found),
@@ -52,12 +40,11 @@ def terms(headers: Headers) -> Terms:
     )
 
 
-def asked_band(headers: Headers, priority: int | None, service_tier: str | None) -> Band | None:
+def asked_band(asked: Asked, priority: int | None, service_tier: str | None) -> Band | None:
     """What the request asks for: our header, else the body's priority, its service tier, or other routers' headers.
 
     None: nothing. Raises InvalidRequest for a class that is not ours in our header; other words mean the default.
     """
-    asked = terms(headers)
     if asked.band is not None:
         return asked.band
     if priority:
@@ -67,9 +54,9 @@ def asked_band(headers: Headers, priority: int | None, service_tier: str | None)
     return asked.other_band
 
 
-def asked_deadline(headers: Headers, body_timeout: float | None, now: float, latest: float) -> float:
+def asked_deadline(asked: Asked, body_timeout: float | None, now: float, latest: float) -> float:
     """When the request must be answered: `latest`, or sooner where header or body ask for it. Raises InvalidRequest."""
-    wanted_s = terms(headers).timeout_s
+    wanted_s = asked.timeout_s
     if body_timeout is not None:
         body_s = timeout_s(body_timeout, "timeout")
         wanted_s = body_s if wanted_s is None else min(wanted_s, body_s)

@@ -22,6 +22,9 @@ class Holdings:
     def hold(self, prompt: Prompt) -> None:
         """One more request has this prompt."""
         holders, strides = self._holders, _strides(prompt)
+        if not strides:
+            self.num_tokens += prompt.num_tokens
+            return
         before = len(holders)
         for block in strides:
             holders[block] = holders.get(block, 0) + 1
@@ -30,6 +33,9 @@ class Holdings:
     def let_go(self, prompt: Prompt) -> None:
         """One request less; it must have been held."""
         holders, strides = self._holders, _strides(prompt)
+        if not strides:
+            self.num_tokens -= prompt.num_tokens
+            return
         before = len(holders)
         for block in strides:
             if holders[block] == 1:

@@ -91,14 +91,15 @@ class Share(msgspec.Struct, eq=False):
             self.member.speeds.ended(self.mark, now, num_output, *running, prefilled)
             replica.context_tokens -= num_tokens
             self.member.take_in_speeds()
-        self.member.holdings.let_go(lease.demand.prompt)
-        replica.held_tokens = self.member.holdings.num_tokens
+        holdings = self.member.holdings
+        holdings.let_go(lease.demand.prompt)
+        replica.held_tokens = holdings.num_tokens
         replica.in_flight -= 1
         replica.awaited_tokens = replica.awaited_tokens - lease.decision.output_tokens if replica.in_flight else 0.0
-        if lease.has_started:
-            self._publish()
-        else:
+        if not lease.has_started:
             self._leave_prefill(now)
+        elif self.member.publish is not None:
+            self.member.publish()
         verdict = judge(lease.outcome, lease.error)
         self._tell_breaker(verdict, lease.error)
         self.on_verdict(self, verdict)
@@ -109,14 +110,10 @@ class Share(msgspec.Struct, eq=False):
         replica.prefilling_tokens -= self.tokens
         if self.is_silent:
             replica.silent -= 1
-            self._publish()
-            return
-        replica.prefilling_s = max(0.0, replica.prefilling_s - self.prefill_s) if replica.prefilling else 0.0
-        # Prompts are computed in their order: what is queued now begins now.
-        replica.prefilled_at = now + replica.prefilling_s
-        self._publish()
-
-    def _publish(self) -> None:
+        else:
+            replica.prefilling_s = max(0.0, replica.prefilling_s - self.prefill_s) if replica.prefilling else 0.0
+            # Prompts are computed in their order: what is queued now begins now.
+            replica.prefilled_at = now + replica.prefilling_s
         if self.member.publish is not None:
             self.member.publish()
 

@@ -376,6 +376,9 @@ class Registry:
 
     def _heard(self, share: Share, verdict: Verdict) -> None:
         """A trial passed or a lease ended."""
+        if verdict is Verdict.SUCCESS and not share.is_trial:
+            self.on_change()
+            return
         member = share.member
         if verdict is Verdict.FAULT:
             member.wants_probe.set()

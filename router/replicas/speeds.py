@@ -137,7 +137,7 @@ class Speeds:
 
     squares: LeastSquares = field(default_factory=LeastSquares)
     _last: _FirstTokens | None = None
-    _sums: Mark = Mark(0.0, 0.0, 0.0, 0.0, 0.0)
+    _sums: Mark = field(default_factory=lambda: Mark(0.0, 0.0, 0.0, 0.0, 0.0))
     _learned_at: float = float("-inf")
     _unseen_tokens: float | None = None
     _step: StepModel = field(init=False)

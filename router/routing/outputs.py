@@ -26,7 +26,8 @@ class _Quantile(msgspec.Struct, gc=False):
     def learn(self, num_tokens: int) -> None:
         weight = QUANTILE if num_tokens > self.tokens else QUANTILE - 1.0
         self.tokens = max(1.0, self.tokens * (1.0 + self.step * weight))
-        self.step = max(LAST_STEP, self.step * 0.95)
+        if self.step > LAST_STEP:
+            self.step = max(LAST_STEP, self.step * 0.95)
 
 
 @dataclass(eq=False, slots=True)

@@ -1,8 +1,6 @@
 """What a client says that a decision goes by: its session, and the latency that it hopes for. Knows names of headers
 and of fields; knows no replica. Credentials are no session: one shared key would lead everybody to one replica."""
 
-from functools import lru_cache
-
 from router.core import Headers, Slo
 from router.errors import InvalidRequest
 
@@ -23,21 +21,25 @@ MAX_SESSION_CHARS = 256
 def session_of(headers: Headers, *fields: object) -> str | None:
     """The session by a header, else by the first of the body's `fields` that is a text: `prompt_cache_key`,
     `previous_response_id`, `user`. None where nothing says it."""
-    found = _session_header(headers) or next((each for each in fields if isinstance(each, str) and each), None)
-    return None if found is None else found[:MAX_SESSION_CHARS]
+    return session_header(headers) or first_text(*fields)
 
 
-@lru_cache(maxsize=1024)
+def session_header(headers: Headers) -> str | None:
+    _, value = _first(headers, SESSION_HEADERS)
+    return value[:MAX_SESSION_CHARS] if value else None
+
+
+def first_text(*fields: object) -> str | None:
+    for each in fields:
+        if each and isinstance(each, str):
+            return each[:MAX_SESSION_CHARS]
+    return None
+
+
 def slo_of(headers: Headers) -> Slo | None:
     """None where no header says it. Raises InvalidRequest that names the header."""
     ttft_s, tpot_s = _seconds(headers, TTFT_HEADERS), _seconds(headers, TPOT_HEADERS)
     return None if ttft_s is None and tpot_s is None else Slo(ttft_s, tpot_s)
-
-
-@lru_cache(maxsize=1024)
-def _session_header(headers: Headers) -> str | None:
-    _, value = _first(headers, SESSION_HEADERS)
-    return value or None
 
 
 def _seconds(headers: Headers, names: tuple[str, ...]) -> float | None:

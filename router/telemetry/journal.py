@@ -31,6 +31,7 @@ class Journal:
         self._recording = recording
         self._is_logging = logger.isEnabledFor(logging.INFO)
         self._rows: dict[str, _Rows] = {}
+        self._answered_by: dict[str, Count] = {}
 
     def placed(self, lease: Lease) -> None:
         rows = self._rows_of(lease.demand.pool.model)
@@ -38,9 +39,15 @@ class Journal:
         rows.predicted.total += lease.decision.matched_tokens
 
     def attempted(self, lease: Lease) -> None:
-        self._metrics.attempts.add((lease.replica.id, lease.outcome or Outcome.CLIENT_GONE))
-        if lease.outcome is not Outcome.OK:
-            self._failed(lease, time.monotonic())
+        id, outcome = lease.replica.id, lease.outcome
+        if outcome is Outcome.OK:
+            row = self._answered_by.get(id)
+            if row is None:
+                row = self._answered_by[id] = self._metrics.attempts.row((id, outcome))
+            row.total += 1
+            return
+        self._metrics.attempts.add((id, outcome or Outcome.CLIENT_GONE))
+        self._failed(lease, time.monotonic())
 
     def retried(self, error: PointsmanError) -> None:
         self._metrics.retries.add((error.code or error.type,))
@@ -70,10 +77,11 @@ class Journal:
             rows.cached_tokens.total += usage.cached_tokens
         if usage.output_tokens is not None:
             rows.output_tokens.total += usage.output_tokens
-        if lease is not None and lease.outcome is Outcome.OK:
-            self._answered(lease, usage, time.monotonic())
-        if lease is not None and self._recording is not None:
-            self._recording.note(lease, usage, num_events)
+        if lease is not None:
+            if lease.outcome is Outcome.OK and lease.ended_at is not None:
+                self._answered(lease, usage, lease.ended_at)
+            if self._recording is not None:
+                self._recording.note(lease, usage, num_events)
         if self._is_logging:
             self._logger.info("request", extra={"fields": _fields(request, lease, status, usage, outcome)})
 

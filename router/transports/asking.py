@@ -1,11 +1,30 @@
 """A client's body and headers as a `Request`, whatever transport they came by. Knows which fields of OpenAI's bodies
 and which headers become fields of a request; knows nothing of sockets."""
 
+from functools import lru_cache
+
+import msgspec
+
 from router import openai
-from router.admission.terms import asked_band, asked_deadline
-from router.core import Headers, Request, Standing, Surface
-from router.headers import request_id
-from router.routing.wishes import session_of, slo_of
+from router.admission.terms import asked_band, asked_deadline, terms
+from router.core import Asked, Headers, Request, Slo, Standing, Surface
+from router.headers import new_id, sane_id
+from router.routing.wishes import first_text, session_header, slo_of
+
+
+class _Said(msgspec.Struct, frozen=True, gc=False):
+    """All that headers say."""
+
+    asked: Asked
+    id: str | None
+    session: str | None
+    slo: Slo | None
+
+
+@lru_cache(maxsize=4096)
+def _said(headers: Headers) -> _Said:
+    """The same headers come again and again. Raises InvalidRequest that names the header."""
+    return _Said(terms(headers), sane_id(headers), session_header(headers), slo_of(headers))
 
 
 def new_request(
@@ -14,24 +33,28 @@ def new_request(
     """`now` and the latest `deadline` in seconds of the router's clock; the request may ask for a sooner one.
 
     Raises InvalidRequest that names the field."""
-    fields = openai.peek(body, surface)
+    fields, said = openai.peek(body, surface), _said(headers)
+    session = said.session
+    if session is None:
+        session = first_text(fields.prompt_cache_key, fields.previous_response_id, fields.user)
     return Request(
-        id=request_id(headers),
+        id=said.id or new_id(),
         surface=surface,
         model=fields.model,
         body=body,
         arrived=now,
-        deadline=asked_deadline(headers, fields.timeout, now, deadline),
-        is_stream=bool(fields.stream),
+        deadline=asked_deadline(said.asked, fields.timeout, now, deadline),
+        is_stream=fields.stream is True,
         messages=fields.messages if surface is Surface.CHAT else None,
         prompt=fields.prompt if surface is Surface.COMPLETIONS else fields.input,
-        template_options=fields.template_options,
+        template_options=fields.template_options if fields.has_options else {},
         cache_salt=fields.cache_salt,
         priority=fields.priority or 0,
-        band=asked_band(headers, fields.priority, fields.service_tier),
-        max_tokens=fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens,
-        session=session_of(headers, fields.prompt_cache_key, fields.previous_response_id, fields.user),
-        slo=slo_of(headers),
+        band=asked_band(said.asked, fields.priority, fields.service_tier),
+        max_tokens=fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens,
+        session=session,
+        slo=said.slo,
         headers=headers,
+        asked=said.asked,
         standing=standing,
     )

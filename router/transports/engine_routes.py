@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from router.admission.terms import asked_band, asked_deadline
+from router.admission.terms import asked_band, asked_deadline, terms
 from router.core import Headers, Outcome, Pool, Request
 from router.errand import Errand, own_task
 from router.errors import InvalidRequest, MethodNotAllowed, PointsmanError
@@ -113,9 +113,9 @@ class EngineRoutes:
             model=pools[0].model if model is None else model,
             body=body,
             arrived=now,
-            deadline=asked_deadline(headers, None, now, now + self.timeout_s),
+            deadline=asked_deadline(terms(headers), None, now, now + self.timeout_s),
             prompt=[],
-            band=asked_band(headers, None, None),
+            band=asked_band(terms(headers), None, None),
             max_tokens=1,
             session=session_of(headers),
             headers=headers,

@@ -88,46 +88,18 @@ def test_a_lease_knows_outcome_and_error_when_it_tells_of_its_release() -> None:
     assert heard == [(Outcome.UPSTREAM_FAILED, error)]
 
 
-def test_leaving_the_block_after_a_release_changes_nothing() -> None:
-    heard = Listener()
-    with heard.lease() as lease:
-        lease.release(Outcome.OK)
-    assert heard.released == [lease]
-    assert lease.outcome is Outcome.OK
-
-
-def test_leaving_the_block_by_an_error_counts_as_a_failure() -> None:
-    heard = Listener()
+def test_a_lease_left_by_an_error_counts_as_a_failure() -> None:
+    heard, error = Listener(), ValueError("x")
     lease = heard.lease()
-    with pytest.raises(ValueError, match="x"), lease:
-        raise ValueError("x")
-    assert lease.outcome is Outcome.UPSTREAM_FAILED
-    assert isinstance(lease.error, ValueError)
+    lease.abandon(error)
+    assert (lease.outcome, lease.error) == (Outcome.UPSTREAM_FAILED, error)
     assert heard.released == [lease]
 
 
-def test_leaving_the_block_without_a_release_counts_as_a_failure() -> None:
-    heard = Listener()
-    with heard.lease() as lease:
-        pass
-    assert lease.outcome is Outcome.UPSTREAM_FAILED
-    assert heard.released == [lease]
-
-
-async def test_a_cancelled_block_counts_as_the_clients_leaving() -> None:
-    heard = Listener()
-    lease = heard.lease()
-
-    async def hold() -> None:
-        with lease:
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(hold())
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    assert lease.outcome is Outcome.CLIENT_GONE
-    assert isinstance(lease.error, asyncio.CancelledError)
+def test_a_lease_left_by_a_cancel_counts_as_the_clients_leaving() -> None:
+    lease, error = Listener().lease(), asyncio.CancelledError()
+    lease.abandon(error)
+    assert (lease.outcome, lease.error) == (Outcome.CLIENT_GONE, error)
 
 
 def test_a_lease_shows_whom_it_holds_and_how_it_ended() -> None:
@@ -146,9 +118,10 @@ def test_open_leases_and_releases_always_add_up(seed: int) -> None:
             lease = open_leases.pop(rng.randrange(len(open_leases)))
             if rng.random() < 0.5:
                 lease.start()
-            with lease:
-                if rng.random() < 0.5:
-                    lease.release(rng.choice(list(Outcome)))
+            if rng.random() < 0.5:
+                lease.release(rng.choice(list(Outcome)))
+            else:
+                lease.abandon(RuntimeError())
         else:
             open_leases.append(heard.lease(str(i)))
         assert len(heard.released) == len(set(map(id, heard.released)))

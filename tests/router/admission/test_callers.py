@@ -6,6 +6,7 @@ import pytest
 
 from router.admission.callers import Callers
 from router.admission.records import Book, create_key, revoke_key, set_tenant
+from router.admission.terms import terms
 from router.core import Band, Standing
 from router.errors import Forbidden, Unauthorized
 from tests.router.nouns import make_request
@@ -26,7 +27,7 @@ def opened(*keys: dict[str, Any], tenants: dict[str, dict[str, Any]] | None = No
 
 
 def standing(callers: Callers, token: str | None, *headers: tuple[str, str], **fields: Any) -> Standing:
-    return callers.identify(token, NOW).standing(make_request("r", headers=headers, **fields))
+    return callers.identify(token, NOW).standing(make_request("r", headers=headers, **fields), terms(headers).tenant)
 
 
 def test_a_header_that_claims_another_tenant_does_not_escape_the_quota() -> None:

@@ -27,12 +27,12 @@ from router.errors import InvalidRequest
     ],
 )
 def test_the_class_asked_for(headers: Headers, priority: int | None, tier: str | None, band: Band | None) -> None:
-    assert asked_band(headers, priority, tier) is band
+    assert asked_band(terms(headers), priority, tier) is band
 
 
 def test_an_unknown_class_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="one of high, normal, low, bulk") as refused:
-        asked_band((("x-pointsman-priority", "urgent"),), None, None)
+        asked_band(terms((("x-pointsman-priority", "urgent"),)), None, None)
     assert refused.value.param == "x-pointsman-priority"
 
 
@@ -50,7 +50,7 @@ def test_an_unknown_class_is_refused_by_name() -> None:
 def test_the_deadline_asked_for_is_never_later_than_the_routers(
     headers: Headers, body: float | None, deadline: float
 ) -> None:
-    assert asked_deadline(headers, body, now=100.0, latest=700.0) == pytest.approx(deadline)
+    assert asked_deadline(terms(headers), body, now=100.0, latest=700.0) == pytest.approx(deadline)
 
 
 @pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "1e300", "soon", "", "700000000"])
