@@ -147,9 +147,9 @@ def open_passed(settings: Settings) -> Sequence[str]:
         raise ConfigError(f"The setting `pass_through` is wrong: {error}.") from None
 
 
-def new_sockets(settings: Settings, begin: Begin, clock: Clock) -> Sockets:
+def new_sockets(settings: Settings, begin: Begin, desk: ResponseDesk, clock: Clock) -> Sockets:
     limits = SocketLimits(max_message_bytes=settings.max_body_bytes)
-    return Sockets(begin, clock, limits, ChatLimits(settings.request_timeout_s), settings.websocket_origin)
+    return Sockets(begin, desk, clock, limits, ChatLimits(settings.request_timeout_s), settings.websocket_origin)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
-"""`ChatSession`: a conversation over one call. Knows the order of asks and turns; what is kept of a conversation is
-`conversation.py`'s matter, and serving a request the proxy's."""
+"""`ChatSession`: a conversation over one call. Knows its asks; the order of turns is `turns.py`'s matter, what is
+kept of a conversation `conversation.py`'s, and serving a request the proxy's."""
 
 import asyncio
-from collections import deque
 from dataclasses import dataclass, field
 
 from pointsman.v1.common_pb2 import FINISH_REASON_ABORT
@@ -15,15 +14,14 @@ from pointsman.v1.inference_pb2 import (
     SessionRequest,
 )
 from router.core import Outcome, Surface
-from router.errors import InvalidRequest, Overloaded, PointsmanError
+from router.errors import InvalidRequest, PointsmanError
 from router.transports.conversation import Answering, Conversation
 from router.transports.grpc import asks, failures
 from router.transports.grpc.answers import Told
 from router.transports.grpc.calls import Calls, Context
 from router.transports.grpc.failures import CallFailed
 from router.transports.outbox import Outbox
-
-MAX_WAITING_TURNS = 16
+from router.transports.turns import Turns
 
 
 @dataclass(eq=False, slots=True)
@@ -35,17 +33,17 @@ class SessionCall:
     context: Context
     max_bytes: int
     conversation: Conversation | None = None
-    _turns: deque[InputCommit] = field(default_factory=deque)
-    _turn_id: str | None = None
+    _turns: Turns[InputCommit] = field(init=False)
     _outbox: Outbox | None = None
     _is_half_closed: bool = False
     _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _prefilled: asyncio.Event = field(default_factory=asyncio.Event)
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self._turns = Turns("turn_id", lambda: self.conversation is not None and self.conversation.is_prefilling)
 
     async def run(self) -> None:
         """To the end of the call: once the client says no more, what it asked for is still answered."""
-        self._prefilled.set()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._answer_turns())
             while isinstance(ask := await self.context.read(), SessionRequest):
@@ -70,7 +68,7 @@ class SessionCall:
             await self._tell(ask.commit.turn_id, failures.of_error(error))
 
     def _open(self, ask: SessionOpen) -> None:
-        if self._turn_id is not None or self._turns:
+        if not self._turns.is_idle:
             raise InvalidRequest("A turn is under way: cancel it, or wait for its end.", param="open")
         messages = asks.messages(ask.messages) if ask.messages else []
         self.conversation = Conversation(asks.session_fields(ask), self.max_bytes, list(messages))
@@ -78,27 +76,21 @@ class SessionCall:
     def _append(self, text: str, group: asyncio.TaskGroup) -> None:
         conversation = self._opened()
         conversation.append(text)
-        if self._turn_id is None and not self._turns:
+        if self._turns.is_idle:
             self._prefill(conversation, group)
 
     def _commit(self, ask: InputCommit) -> None:
         self._opened()
         if not ask.turn_id:
             raise InvalidRequest("`turn_id` is required.", param="turn_id")
-        if ask.turn_id == self._turn_id or any(ask.turn_id == each.turn_id for each in self._turns):
-            raise InvalidRequest(f"The turn `{ask.turn_id}` is under way.", param="turn_id")
-        if len(self._turns) >= MAX_WAITING_TURNS:
-            raise Overloaded(f"At most {MAX_WAITING_TURNS} turns of a session may wait.")
-        self._turns.append(ask)
+        self._turns.add(ask.turn_id, ask)
         self._news.set()
 
     async def _cancel(self, turn_id: str) -> None:
         """A turn that has ended meanwhile, or never was, is not running either way."""
-        if turn_id == self._turn_id and self._outbox is not None:
+        if turn_id == self._turns.current and self._outbox is not None:
             self._outbox.leave()
-        kept = deque(each for each in self._turns if each.turn_id != turn_id)
-        if len(kept) < len(self._turns):
-            self._turns = kept
+        if self._turns.withdraw(turn_id):
             await self._send(turn_id, ChatEvent(finish_reason=FINISH_REASON_ABORT))
 
     def _opened(self) -> Conversation:
@@ -109,7 +101,6 @@ class SessionCall:
     def _prefill(self, conversation: Conversation, group: asyncio.TaskGroup) -> None:
         body = conversation.prefill_body()
         if body is not None:
-            self._prefilled.clear()
             group.create_task(self._compute(conversation, body))
 
     async def _compute(self, conversation: Conversation, body: bytes) -> None:
@@ -120,24 +111,21 @@ class SessionCall:
                     while await outbox.read() is not None:
                         pass
                 conversation.prefilled()
-                body = (not self._turns and conversation.prefill_body()) or b""
+                body = (self._turns.is_idle and conversation.prefill_body()) or b""
         finally:
-            self._prefilled.set()
+            conversation.prefilled()
+            self._news.set()
 
     async def _answer_turns(self) -> None:
-        while True:
-            while not self._turns:
-                if self._is_half_closed:
-                    return
+        while not (self._is_half_closed and self._turns.is_idle):
+            if (ask := self._turns.next()) is not None:
+                await self._answer(ask)
+            else:
                 self._news.clear()
                 await self._news.wait()
-            await self._prefilled.wait()
-            if self._turns:
-                await self._answer(self._turns.popleft())
 
     async def _answer(self, ask: InputCommit) -> None:
         conversation, told = self._opened(), Answering()
-        self._turn_id = ask.turn_id
         try:
             more = asks.messages(ask.messages) if ask.messages else ()
             body = conversation.commit(more)
@@ -153,7 +141,8 @@ class SessionCall:
         except PointsmanError as error:
             await self._tell(ask.turn_id, failures.of_error(error))
         finally:
-            self._turn_id = self._outbox = None
+            self._outbox = None
+            self._turns.end()
 
     async def _carry(self, turn_id: str, body: bytes, conversation: Conversation, answering: Answering) -> None:
         async with self.calls.answer(self.context, Surface.CHAT, body, conversation.headers) as (id, outbox):

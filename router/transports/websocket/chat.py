@@ -13,16 +13,17 @@ from router.ports import Clock, Reply
 from router.transports import chunks
 from router.transports.asking import new_request
 from router.transports.conversation import Answering, Conversation
+from router.transports.turns import Turns
 from router.transports.websocket import words
 from router.transports.websocket.answer import Answer
 from router.transports.websocket.socket import Socket
+from router.transports.websocket.visitor import Visitor
 
 Begin = Callable[[Request, Reply], object]
 
 MAX_SESSIONS = 64
+RECONNECT_AFTER_S = 1.0
 _PATHS = {surface.value: surface for surface in Surface}
-# Of the handshake, not of the requests that follow.
-_OF_HANDSHAKE = frozenset(("upgrade", "connection", "host", "origin"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +37,26 @@ class ChatLimits:
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """A conversation on a socket, and who waits in it: turns are answered one after the other."""
+    """A conversation on a socket, and who waits in it."""
 
     conversation: Conversation
+    turns: Turns[words.InputCommit] = field(init=False)
     turn: Answer | None = None
     prefill: Answer | None = None
-    waiting: list[words.InputCommit] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.turns = Turns("id", lambda: self.conversation.is_prefilling)
 
 
 class Chat:
     """`ports.Talk` of one socket. `begin` serves a request."""
 
-    def __init__(self, socket: Socket, begin: Begin, clock: Clock, limits: ChatLimits) -> None:
+    def __init__(self, socket: Socket, visitor: Visitor, begin: Begin, clock: Clock, limits: ChatLimits) -> None:
         self._socket = socket
+        self._visitor = visitor
         self._begin = begin
         self._clock = clock
         self._limits = limits
-        self._headers = _asking_headers(socket.headers, socket.key)
         self._answers: dict[str, Answer] = {}
         self._sessions: dict[str, Session] = {}
         self._is_paused = False
@@ -81,12 +85,18 @@ class Chat:
 
     def lost(self) -> None:
         for session in self._sessions.values():
-            session.waiting.clear()
+            session.turns.clear()
         for answer in list(self._answers.values()):
             answer.stop()
         for session in self._sessions.values():
             if session.prefill is not None:
                 session.prefill.stop()
+
+    # for the port
+
+    def drain(self) -> None:
+        """The client shall open its next socket elsewhere; what is under way may end."""
+        self._socket.send(words.drain(RECONNECT_AFTER_S))
 
     # the rest
 
@@ -110,7 +120,7 @@ class Chat:
             case words.SessionClose():
                 self._close_session(word.session)
             case words.Auth():
-                self._headers = _asking_headers(self._headers, word.key)
+                self._visitor.show(word.key)
 
     def _create(self, word: words.RequestCreate) -> None:
         surface = _PATHS.get(word.path)
@@ -124,7 +134,7 @@ class Chat:
         answer = self._answers.get(id)
         if answer is None:
             for session in self._sessions.values():
-                session.waiting = [each for each in session.waiting if each.id != id]
+                session.turns.withdraw(id)
             return  # it has ended meanwhile, or never was: either way it is not running
         answer.stop()
         self._socket.send(words.done(id))
@@ -143,7 +153,7 @@ class Chat:
     def _append(self, word: words.InputAppend) -> None:
         session = self._session(word.session)
         session.conversation.append(word.text)
-        if session.turn is None and not session.waiting:
+        if session.turns.is_idle:
             self._prefill(session)
 
     def _prefill(self, session: Session) -> None:
@@ -155,27 +165,29 @@ class Chat:
             session.prefill = None
             session.conversation.prefilled()
             self._next_turn(session)
-            if session.turn is None:
+            if session.turns.is_idle:
                 self._prefill(session)
 
         session.prefill = Answer("", lambda _: None, ended)
-        self._start(session.prefill, Surface.CHAT, body, session.conversation.headers)
+        try:
+            self._start(session.prefill, Surface.CHAT, body, session.conversation.headers)
+        except PointsmanError:
+            session.prefill = None
+            session.conversation.prefilled()
+            raise
 
     def _commit(self, word: words.InputCommit) -> None:
         session = self._session(word.session)
         self._check_new(word.id)
-        if any(each.id == word.id for each in session.waiting):
-            raise InvalidRequest(f"The id `{word.id}` is in use on this socket.", param="id")
-        session.waiting.append(word)
+        session.turns.add(word.id, word)
         self._next_turn(session)
 
     def _next_turn(self, session: Session) -> None:
-        """The turn behind this one. It waits for a prefill that runs: what that computes would be computed twice."""
-        while session.waiting and session.turn is None and session.prefill is None:
-            word = session.waiting.pop(0)
+        while (word := session.turns.next()) is not None:
             try:
                 self._turn(session, word)
             except PointsmanError as error:
+                session.turns.end()
                 self._socket.send(words.failed(word.id, word.session, error_object(error), error.status))
 
     def _turn(self, session: Session, word: words.InputCommit) -> None:
@@ -184,6 +196,7 @@ class Chat:
         def ended() -> None:
             session.conversation.answered(told)
             session.turn = None
+            session.turns.end()
             self._ended(word.id)
             self._next_turn(session)
 
@@ -198,14 +211,15 @@ class Chat:
     def _close_session(self, name: str) -> None:
         session = self._session(name)
         del self._sessions[name]
-        session.waiting.clear()
+        session.turns.clear()
         for answer in (session.turn, session.prefill):
             if answer is not None:
                 answer.stop()
 
     def _start(self, answer: Answer, surface: Surface, body: bytes, more: Headers) -> None:
         now = self._clock()
-        request = new_request(surface, body, (*self._headers, *more), now, now + self._limits.request_timeout_s)
+        headers = (*self._visitor.headers, *more)
+        request = new_request(surface, body, headers, now, now + self._limits.request_timeout_s)
         if answer.id:
             self._answers[answer.id] = answer
         self._begin(request, answer)
@@ -229,18 +243,6 @@ class Chat:
 
     def __repr__(self) -> str:
         return f"<Chat {len(self._answers)} requests, {len(self._sessions)} sessions>"
-
-
-def _asking_headers(headers: Headers, key: str | None) -> Headers:
-    """The handshake's headers as those of each request on the socket."""
-    kept = [
-        (name, value)
-        for name, value in headers
-        if name not in _OF_HANDSHAKE and not name.startswith("sec-websocket") and not (key and name == "authorization")
-    ]
-    # One id for many requests would be no id.
-    kept = [(name, value) for name, value in kept if name not in ("x-request-id", "x-client-request-id")]
-    return tuple(kept) if key is None else (*kept, ("authorization", f"Bearer {key}"))
 
 
 def _streaming(body: bytes) -> bytes:
