@@ -71,7 +71,7 @@ class Dialects:
     async def _message(self, headers: Headers, body: bytes, reply: Reply, _: Leaving) -> None:
         ask, chat = messages_ask.decode(body)
         request = self._request(headers, chat)
-        await self.begin(request, TranslatingReply(reply, MessageTeller(ask.model))).wait()
+        await self.begin(request, TranslatingReply(reply, MessageTeller(ask.model, ask.hides_thoughts))).wait()
 
     async def _count(self, headers: Headers, body: bytes, reply: Reply, __: Leaving) -> None:
         self.responses.owner_of(headers)  # no other door asks who counts

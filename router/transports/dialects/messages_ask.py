@@ -13,8 +13,8 @@ from router.openai import decoded, text_field
 
 # Same name and meaning in both APIs.
 _SAME = ("temperature", "top_p", "top_k", "service_tier", "priority", "cache_salt", "chat_template_kwargs")
-# Blocks that tell of thoughts: they are not said to a model again.
-_THOUGHTS = ("thinking", "redacted_thinking")
+# What switches thinking on and off in the templates of models that can do both; others do not look.
+_SWITCHES = ("enable_thinking", "thinking")
 
 
 class Ask(msgspec.Struct, kw_only=True):
@@ -28,6 +28,11 @@ class Ask(msgspec.Struct, kw_only=True):
     tool_choice: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+
+    @property
+    def hides_thoughts(self) -> bool:
+        """That it thought is told, and not what."""
+        return self.thinking is not None and self.thinking.get("display") == "omitted"
 
 
 def decode(body: bytes, *, is_count: bool = False) -> tuple[Ask, bytes]:
@@ -51,9 +56,32 @@ def _chat(ask: Ask, fields: Mapping[str, Any]) -> dict[str, Any]:
         body["tools"] = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(ask.tools)]
         if ask.tool_choice is not None:
             body |= _tool_choice(ask.tool_choice)
+    if (wanted := _wants_thoughts(ask)) is not None:
+        body["chat_template_kwargs"] = dict.fromkeys(_SWITCHES, wanted) | (fields.get("chat_template_kwargs") or {})
     if ask.metadata and isinstance(ask.metadata.get("user_id"), str):
         body["user"] = ask.metadata["user_id"]
     return body
+
+
+def _wants_thoughts(ask: Ask) -> bool | None:
+    """None: as the model is used to. A budget is the model's own matter; `max_tokens` bounds it."""
+    if ask.thinking is None:
+        return None
+    match ask.thinking.get("type"):
+        case "enabled":
+            budget = ask.thinking.get("budget_tokens")
+            if type(budget) is not int or budget < 1:
+                where = "thinking.budget_tokens"
+                raise InvalidRequest(f"`{where}` must be a number of tokens.", param=where)
+            if ask.max_tokens is not None and budget >= ask.max_tokens:
+                where = "thinking.budget_tokens"
+                raise InvalidRequest(f"`{where}` must be less than `max_tokens`.", param=where)
+            return True
+        case "disabled":
+            return False
+        case "adaptive" | "between_tools":
+            return None
+    raise InvalidRequest("`thinking.type` must be enabled, disabled or adaptive.", param="thinking.type")
 
 
 def _messages(ask: Ask) -> list[dict[str, Any]]:
@@ -104,7 +132,7 @@ def _user(content: Any, where: str) -> list[dict[str, Any]]:
 def _assistant(content: Any, where: str) -> dict[str, Any]:
     if isinstance(content, str):
         return {"role": "assistant", "content": content}
-    texts, calls = [], []
+    texts, thoughts, calls = [], [], []
     for i, block in enumerate(_blocks(content, where)):
         place = f"{where}.content[{i}]"
         match block.get("type"):
@@ -114,11 +142,15 @@ def _assistant(content: Any, where: str) -> dict[str, Any]:
                 arguments = msgspec.json.encode(block.get("input") or {}).decode()
                 function = {"name": text_field(block, "name", place), "arguments": arguments}
                 calls.append({"id": text_field(block, "id", place), "type": "function", "function": function})
-            case kind if kind in _THOUGHTS:
+            case "thinking":
+                thoughts.append(text_field(block, "thinking", place))
+            case "redacted_thinking":
                 pass
             case other:
                 raise _unsupported(place, other)
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or None}
+    if any(thoughts):  # templates drop those that no longer matter; those between calls must be said again
+        message["reasoning_content"] = "".join(thoughts)
     return message | ({"tool_calls": calls} if calls else {})
 
 

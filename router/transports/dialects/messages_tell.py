@@ -25,9 +25,10 @@ _BY_STATUS = {
 
 @dataclass(eq=False, slots=True)
 class MessageTeller:
-    """`ports.Teller` of one message."""
+    """`ports.Teller` of one message. Where it `hides_thoughts`, their blocks are empty."""
 
     model: str
+    hides_thoughts: bool = False
     id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(12)}")
     _has_begun: bool = False
     _index: int = -1
@@ -59,7 +60,8 @@ class MessageTeller:
         message = (choice.message if choice else None) or Message()
         content: list[dict[str, Any]] = []
         if thought := message.reasoning or message.reasoning_content:
-            content.append({"type": "thinking", "thinking": thought, "signature": ""})
+            shown = "" if self.hides_thoughts else thought
+            content.append({"type": "thinking", "thinking": shown, "signature": ""})
         if message.content:
             content.append({"type": "text", "text": message.content})
         content += [_tool_use(call) for call in message.tool_calls or ()]
@@ -93,7 +95,8 @@ class MessageTeller:
         told = b""
         if thought := delta.reasoning or delta.reasoning_content:
             told += self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-            told += self._say_delta({"type": "thinking_delta", "thinking": thought})
+            if not self.hides_thoughts:
+                told += self._say_delta({"type": "thinking_delta", "thinking": thought})
         if delta.content:
             told += self._block("text", {"type": "text", "text": ""})
             told += self._say_delta({"type": "text_delta", "text": delta.content})
@@ -123,8 +126,10 @@ class MessageTeller:
     def _close(self) -> bytes:
         if self._open is None:
             return b""
-        self._open = None
-        return _say("content_block_stop", index=self._index)
+        was, self._open = self._open, None
+        # SDKs wait for one; ours says nothing: whoever sends it back is believed.
+        signed = self._say_delta({"type": "signature_delta", "signature": ""}) if was == "thinking" else b""
+        return signed + _say("content_block_stop", index=self._index)
 
     def _say_delta(self, delta: dict[str, Any]) -> bytes:
         return _say("content_block_delta", index=self._index, delta=delta)

@@ -50,7 +50,7 @@ async def test_a_stream_is_told_in_events_in_order() -> None:
         events = (await asking).events
         assert [event["type"] for event in events] == [
             "message_start",
-            *("content_block_start", "content_block_delta", "content_block_stop"),
+            *("content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"),
             *("content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"),
             *("content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"),
             *("content_block_start", "content_block_delta", "content_block_stop"),
@@ -92,7 +92,7 @@ async def test_tools_their_calls_and_results_are_chats() -> None:
         call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
         assert sent["messages"] == [
             {"role": "user", "content": "go"},
-            {"role": "assistant", "content": "ok", "tool_calls": [call]},
+            {"role": "assistant", "content": "ok", "reasoning_content": "hm", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "c1", "content": "3"},
             {"role": "user", "content": "and?"},
         ]
@@ -102,6 +102,48 @@ async def test_tools_their_calls_and_results_are_chats() -> None:
         (await rig.exchange()).answer(200, whole({"content": None, "tool_calls": [call]}, "tool_calls"))
         body = (await asking).json
         assert body["content"] == [{"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}]
+
+
+@pytest.mark.parametrize(
+    ("thinking", "options"),
+    [
+        ({"type": "enabled", "budget_tokens": 2}, {"enable_thinking": True, "thinking": True}),
+        ({"type": "disabled"}, {"enable_thinking": False, "thinking": False}),
+        ({"type": "adaptive"}, None),
+        (None, None),
+    ],
+)
+async def test_thinking_is_switched_in_the_template(thinking: object, options: object) -> None:
+    async with open_rig() as rig:
+        asking = rig.ask(PATH, ASK | {"thinking": thinking})
+        assert (await rig.sent()).get("chat_template_kwargs") == options
+        (await rig.exchange()).answer(200, whole({"content": "x", "reasoning_content": "hm"}))
+        assert (await asking).json["content"][0] == {"type": "thinking", "thinking": "hm", "signature": ""}
+
+
+async def test_the_clients_own_template_options_win_over_thinking() -> None:
+    async with open_rig() as rig:
+        own = {"enable_thinking": True, "x": 1}
+        asking = rig.ask(PATH, ASK | {"thinking": {"type": "disabled"}, "chat_template_kwargs": own})
+        assert (await rig.sent())["chat_template_kwargs"] == {"enable_thinking": True, "thinking": False, "x": 1}
+        (await rig.exchange()).answer(200, whole({"content": "x"}))
+        await asking
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_thoughts_that_are_to_be_omitted_are_told_as_empty_blocks(is_stream: bool) -> None:
+    async with open_rig() as rig:
+        asking = rig.ask(PATH, ASK | {"stream": is_stream, "thinking": {"type": "adaptive", "display": "omitted"}})
+        exchange = await rig.exchange()
+        if is_stream:
+            exchange.head()
+            exchange.send(stream({"reasoning_content": "secret"}, {"content": "x"}))
+            exchange.end()
+        else:
+            exchange.answer(200, whole({"content": "x", "reasoning_content": "secret"}))
+        answer = await asking
+        assert b"secret" not in answer.body
+        assert b'"thinking","thinking":""' in answer.body
 
 
 async def test_tokens_are_counted_without_a_replica() -> None:
@@ -149,6 +191,11 @@ async def test_errors_have_anthropics_shape(status: int, kind: str) -> None:
             "messages[0].content[0].source",
         ),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        ({"thinking": {"type": "much"}}, "thinking.type"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": True}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9999}}, "thinking.budget_tokens"),
+        ({"thinking": "enabled"}, "thinking"),
         ({"tools": [{"name": "f"}], "tool_choice": {"type": "some"}}, "tool_choice.type"),
     ],
 )
