@@ -188,25 +188,30 @@ class BatchRunner:
     window: int = WINDOW
 
     async def run(self) -> None:
+        """Take batches and look after them, until cancelled."""
+        room = asyncio.Semaphore(AT_ONCE)
         async with asyncio.TaskGroup() as group:
-            for _ in range(AT_ONCE):
-                group.create_task(self._look_after_forever())
+            while True:
+                await room.acquire()
+                found = None
+                with contextlib.suppress(StoreAway):
+                    found = await self.batches.take()
+                if found is None:
+                    room.release()
+                    await asyncio.sleep(IDLE_S)
+                else:
+                    group.create_task(self._look_after_in(room, *found))
 
-    async def _look_after_forever(self) -> None:
-        while True:
-            found = None
-            with contextlib.suppress(StoreAway):
-                found = await self.batches.take()
-            if found is None:
-                await asyncio.sleep(IDLE_S)
-                continue
-            try:
-                await self._look_after(*found)
-            except Lost:
-                log.info("batch %s is looked after by another router", found[0])
-            except StoreAway as error:
-                log.warning("batch %s waits: %s", found[0], error)
-                await asyncio.sleep(IDLE_S)
+    async def _look_after_in(self, room: asyncio.Semaphore, id: str, fence: int) -> None:
+        try:
+            await self._look_after(id, fence)
+        except Lost:
+            log.info("batch %s is looked after by another router", id)
+        except StoreAway as error:
+            log.warning("batch %s waits: %s", id, error)
+            await asyncio.sleep(IDLE_S)
+        finally:
+            room.release()
 
     async def _look_after(self, id: str, fence: int) -> None:
         batch = await self._get(id)
