@@ -33,7 +33,7 @@ from engine.model.fingerprint import fingerprint
 from engine.model.kv_cache import KVCache, bytes_per_block
 from engine.model.loader import load
 from engine.model.low_rank import Slots
-from engine.model.placement import device_named, dtype_named, four_bits_named, use_threads
+from engine.model.placement import device_named, dtype_named, quantized_named, use_threads
 from engine.model.pooling_files import read_pooling
 from engine.model.residence import Residence
 from engine.model.weights import weight_shapes
@@ -149,7 +149,7 @@ def _machine(config: EngineConfig, path: Path) -> _Machine:
         use_threads(config.threads)
     device = device_named(config.device)
     dtype = dtype_named(config.dtype, device)
-    four_bits = four_bits_named(config.four_bit, dtype, device)
+    quantized = quantized_named(config.quantized, dtype, device)
     phases = LoadPhases()
     with phases.timed("open"):
         checkpoint = open_checkpoint(path)
@@ -164,7 +164,7 @@ def _machine(config: EngineConfig, path: Path) -> _Machine:
             return cache, None
         return cache, KVCache.allocate(model, num_host_blocks, BLOCK_SIZE, kv_type, device_named("cpu"))
 
-    read_weights = partial(load, checkpoint, dtype, device, four_bits, progress_bar())
+    read_weights = partial(load, checkpoint, dtype, device, quantized, progress_bar())
     slots = Slots(dtype, device)
     with phases.timed("weights"):
         weights = read_weights()

@@ -34,11 +34,11 @@ class EngineConfig:
         default="auto",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    four_bit: str = _setting(
-        "keep weights that are stored with 4 bits so, on a cpu in bfloat16: small is for small batches, beside the "
-        "widened ones; always is the least memory",
-        default="never",
-        choices=("never", "small", "always"),
+    quantized: str = _setting(
+        "what becomes of weights that a .gguf stores in 4 or 8 bits: kept on a cpu, kept for small batches beside "
+        "widened ones, or widened; auto keeps them in float32 where there is a C compiler and AVX-512 VNNI",
+        default="auto",
+        choices=("auto", "keep", "small", "widen"),
     )
     threads: int | None = _setting("threads that compute on the cpu; if unset, one a core", default=None)
     max_num_seqs: int = _setting("requests computed in one step, at most", default=32)

@@ -30,7 +30,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     model: str
     dtype: str
-    four_bit: str
+    quantized: str
     threads: int
     clock: Literal["cpu", "wall"]
     prompts: list[list[int]]
@@ -67,7 +67,7 @@ def measure(job: Job) -> Figures:
     config = EngineConfig(
         model=job.model,
         dtype=job.dtype,
-        four_bit=job.four_bit,
+        quantized=job.quantized,
         threads=job.threads,
         max_num_seqs=max([*job.batches, 8]),
         kv_cache_gib=1.0,

@@ -14,10 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from engine.model.coded import Codes
 from engine.model.config import ModelConfig
 from engine.model.fields import read_json_object
 from engine.model.gguf import GgufFile, find_gguf
-from engine.model.linear import FourBitMatrix
 from engine.model.weights import (
     HEAD,
     Shape,
@@ -37,12 +37,12 @@ _STORED_AS_FLOAT = ("F64", "F32", "F16", "BF16")
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """`read(name)` is a weight on the CPU, of any float type, maybe a view of a file. `rows(name, indices)` copies some
-    rows of a matrix. `four_bits(name)` is a matrix as it is stored, None if it is stored otherwise."""
+    rows of a matrix. `codes(name)` is a matrix as it is stored, None if that is not in 4 or 8 bits."""
 
     config: ModelConfig
     read: Callable[[str], Tensor]
     rows: Callable[[str, Tensor], Tensor]
-    four_bits: Callable[[str], FourBitMatrix | None]
+    codes: Callable[[str], Codes | None]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -52,7 +52,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     gguf = find_gguf(path)
     opened = _Safetensors.open(path) if gguf is None else _Gguf.open(gguf)
-    return Checkpoint(opened.config, opened.read, opened.rows, opened.four_bits)
+    return Checkpoint(opened.config, opened.read, opened.rows, opened.codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,14 @@ class _Gguf:
     def rows(self, name: str, indices: Tensor) -> Tensor:
         return torch.from_numpy(self.file.rows(gguf_name(name), indices.numpy()))
 
-    def four_bits(self, name: str) -> FourBitMatrix | None:
+    def codes(self, name: str) -> Codes | None:
         stored_name = gguf_name(name)
         take_apart = self.file.number(stored_name).take_apart
         if take_apart is None:
             return None
         parts, num_rows = take_apart(self.file.stored(stored_name)), self.file.tensors[stored_name].shape[0]
-        tensors = (torch.from_numpy(part).view(num_rows, -1) for part in (parts.nibbles, parts.scales, parts.minima))
-        return FourBitMatrix(*(self._unpair(name, tensor) for tensor in tensors))
+        tensors = (torch.from_numpy(part).view(num_rows, -1) for part in (parts.codes, parts.scales, parts.minima))
+        return Codes(parts.bits, *(self._unpair(name, tensor) for tensor in tensors))
 
     def _unpair(self, name: str, values: Tensor) -> Tensor:
         """Where the two of a rotary pair are neighbours: into halves of a head, as ours are."""
@@ -131,7 +131,7 @@ class _Safetensors:
     def rows(self, name: str, indices: Tensor) -> Tensor:
         return self.read(name).index_select(0, indices)
 
-    def four_bits(self, name: str) -> FourBitMatrix | None:
+    def codes(self, name: str) -> Codes | None:
         return None
 
 

@@ -23,20 +23,21 @@ _TYPE_NAMES = (
 @dataclass(frozen=True, slots=True)
 class Number:
     """Blocks of `block_bytes` hold `block_elements` values each; `decode` takes [blocks, bytes], and so does
-    `take_apart`, where the values have four bits."""
+    `take_apart`, where the values are codes of four or eight bits."""
 
     name: str
     block_elements: int
     block_bytes: int
     decode: Callable[[Bytes], Floats]
-    take_apart: Callable[[Bytes], "FourBits"] | None = None
+    take_apart: Callable[[Bytes], "Blocks"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class FourBits:
-    """[blocks, 32] of 0 to 15, and [blocks, 1] float32: value = nibble * scale + minimum."""
+class Blocks:
+    """[blocks, 32] codes, each below 2 ** bits, and [blocks, 1] float32: value = code * scale + minimum."""
 
-    nibbles: Bytes
+    bits: int
+    codes: Bytes
     scales: Floats
     minima: Floats
 
@@ -73,23 +74,28 @@ def _decode_q8_0(blocks: Bytes) -> Floats:
     return np.ascontiguousarray(blocks[:, 2:]).view(np.int8) * _float16(blocks[:, :2])
 
 
-def _decode_four_bits(take_apart: Callable[[Bytes], FourBits], blocks: Bytes) -> Floats:
+def _take_apart_q8_0(blocks: Bytes) -> Blocks:
+    scales = _float16(blocks[:, :2])
+    return Blocks(8, np.bitwise_xor(blocks[:, 2:], np.uint8(0x80)), scales, -128 * scales)
+
+
+def _decode_four_bits(take_apart: Callable[[Bytes], Blocks], blocks: Bytes) -> Floats:
     parts = take_apart(blocks)
-    values = parts.nibbles.astype(np.float32)
+    values = parts.codes.astype(np.float32)
     values *= parts.scales
     values += parts.minima
     return values
 
 
-def _take_apart_q4_0(blocks: Bytes) -> FourBits:
+def _take_apart_q4_0(blocks: Bytes) -> Blocks:
     """float16 scale, 32 nibbles; value = (nibble - 8) * scale."""
     scales = _float16(blocks[:, :2])
-    return FourBits(_nibbles(blocks[:, 2:]), scales, -8 * scales)
+    return Blocks(4, _nibbles(blocks[:, 2:]), scales, -8 * scales)
 
 
-def _take_apart_q4_1(blocks: Bytes) -> FourBits:
+def _take_apart_q4_1(blocks: Bytes) -> Blocks:
     """float16 scale, float16 minimum, 32 nibbles; value = nibble * scale + minimum."""
-    return FourBits(_nibbles(blocks[:, 4:]), _float16(blocks[:, :2]), _float16(blocks[:, 2:4]))
+    return Blocks(4, _nibbles(blocks[:, 4:]), _float16(blocks[:, :2]), _float16(blocks[:, 2:4]))
 
 
 def _nibbles(packed: Bytes) -> Bytes:
@@ -97,7 +103,7 @@ def _nibbles(packed: Bytes) -> Bytes:
     return np.concatenate([packed & 0x0F, packed >> 4], axis=1)
 
 
-def _four_bits(name: str, block_bytes: int, take_apart: Callable[[Bytes], FourBits]) -> Number:
+def _four_bits(name: str, block_bytes: int, take_apart: Callable[[Bytes], Blocks]) -> Number:
     return Number(name, 32, block_bytes, partial(_decode_four_bits, take_apart), take_apart)
 
 
@@ -106,6 +112,6 @@ _NUMBERS = {
     1: Number("F16", 1, 2, _float16),
     2: _four_bits("Q4_0", 18, _take_apart_q4_0),
     3: _four_bits("Q4_1", 20, _take_apart_q4_1),
-    8: Number("Q8_0", 32, 34, _decode_q8_0),
+    8: Number("Q8_0", 32, 34, _decode_q8_0, _take_apart_q8_0),
     30: Number("BF16", 1, 2, _decode_bfloat16),
 }

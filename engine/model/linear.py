@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from engine.model.coded import Coded, FourBit
+
 # The kernels of packed matrices reach memory's speed with four rows, not with one.
 LEAST_ROWS = 4
-# Up to so many rows, four-bit products are faster than packed ones; then those are limited by memory no more.
-_MOST_FOUR_BIT_ROWS = 4
-# PyTorch's four-bit kernel wants matrices of whole tiles, and takes the middle of 0 to 15 as its zero.
-_TILE, _MIDDLE = 32, 8
-FOUR_BIT_GROUP = 32
+# Up to so many rows, products with matrices of few bits are the faster ones in bfloat16; then memory limits no more.
+_FEW_ROWS = 4
 # The number of rows that packing is told to expect: any gives the same layout where it was tried.
 _EXPECTED_ROWS = 256
 
@@ -53,53 +52,21 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class FourBitMatrix:
-    """value = nibble * scale + minimum: [out, in] of 0 to 15, and for each group of 32 along a row a scale and a
-    minimum, [out, in / 32] float32."""
+class BySize:
+    """The same matrix twice: fast for few rows, and for many."""
 
-    nibbles: Tensor
-    scales: Tensor
-    minima: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class FourBit:
-    """The checkpoint's own four bits a weight. Computes in bfloat16. `dense` is the same matrix for many rows, if
-    memory is to be spent on it."""
-
-    packed: Tensor
-    scales_and_zeros: Tensor
-    bias: Tensor | None
-    dense: "Linear | None"
+    few: Coded | FourBit
+    many: Dense | Packed
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """[rows, in] of any float type -> [rows, out] bfloat16."""
-        if self.dense is not None and len(inputs) > _MOST_FOUR_BIT_ROWS:
-            return self.dense(inputs)
-        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            inputs.to(torch.bfloat16).contiguous(), self.packed, FOUR_BIT_GROUP, self.scales_and_zeros
-        )
-        return product if self.bias is None else product + self.bias
+        """[rows, in] of any float type -> [rows, out] of one."""
+        return self.few(inputs) if len(inputs) <= _FEW_ROWS else self.many(inputs)
 
 
-Linear = Dense | Packed | FourBit
+Linear = Dense | Packed | Coded | FourBit | BySize
 
 
-def four_bit_linear(matrix: FourBitMatrix, bias: Tensor | None, dense: Linear | None) -> FourBit:
-    """Raises RuntimeError where PyTorch lacks the kernel."""
-    zeros = matrix.minima + _MIDDLE * matrix.scales
-    # [groups, out, 2]
-    scales_and_zeros = torch.stack([matrix.scales, zeros], dim=-1).transpose(0, 1).contiguous().bfloat16()
-    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(matrix.nibbles.int(), 1)
-    return FourBit(packed, scales_and_zeros, bias, dense)
-
-
-def can_be_four_bit(matrix: FourBitMatrix) -> bool:
-    """Whether the kernel takes a matrix of these sizes."""
-    return all(size % _TILE == 0 for size in matrix.nibbles.shape)
-
-
-def linear_of(weight: Tensor, bias: Tensor | None = None) -> Linear:
+def linear_of(weight: Tensor, bias: Tensor | None = None) -> Dense | Packed:
     """From [out, in] on the device where it is to be used, in the dtype to compute in."""
     if weight.device.type == "cpu" and _can_pack(weight.dtype):
         # Packed tensors cannot be inference tensors.

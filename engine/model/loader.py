@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from engine.model.checkpoint import Checkpoint
+from engine.model.coded import Coded, Codes, FourBit
 from engine.model.config import ModelConfig
 from engine.model.decoder import Decoder, Layer
 from engine.model.embedding import Embedding, MappedEmbedding, TableEmbedding
 from engine.model.layers import RmsNorm, rotary_frequencies
-from engine.model.linear import LEAST_ROWS, FourBitMatrix, Linear, Packed, can_be_four_bit, four_bit_linear, linear_of
-from engine.model.placement import FourBits
+from engine.model.linear import LEAST_ROWS, BySize, Linear, Packed, linear_of
+from engine.model.placement import Quantized
 from engine.model.weights import EMBEDDINGS, HEAD, NORM, ROPE_FACTORS, layer_prefix
 
 _MOST_THREADS = 4
@@ -32,12 +33,12 @@ def load(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     device: torch.device,
-    four_bits: FourBits = FourBits.NEVER,
+    quantized: Quantized = Quantized.WIDEN,
     progress: Progress | None = None,
 ) -> Decoder:
-    """Four bits are for a CPU and bfloat16 alone. Raises ModelError naming file and tensor, MemoryError if the device
+    """Quantized matrices are kept on a CPU alone. Raises ModelError naming file and tensor, MemoryError if the device
     has no room."""
-    source = _Source(checkpoint, dtype, device, four_bits)
+    source = _Source(checkpoint, dtype, device, quantized)
     config = checkpoint.config
     num_threads = min(_MOST_THREADS, os.cpu_count() or 1)
     layers: list[Layer] = []
@@ -58,7 +59,7 @@ class _Source:
     checkpoint: Checkpoint
     dtype: torch.dtype
     device: torch.device
-    four_bits: FourBits
+    quantized: Quantized
 
     @property
     def config(self) -> ModelConfig:
@@ -101,9 +102,9 @@ class _Source:
         return self.config.variant.has_qkv_bias
 
     def _ends(self) -> tuple[Embedding, Linear]:
-        """On a CPU the head is packed, so that a tied table of embeddings would be a second copy: it stays mapped."""
+        """On a CPU the head is rearranged, and a tied table of embeddings would be a second copy: it stays mapped."""
         checkpoint = self.checkpoint
-        head = linear_of(self.tensor(EMBEDDINGS if self.config.tie_embeddings else HEAD, self.dtype))
+        head = self._linear((EMBEDDINGS if self.config.tie_embeddings else HEAD).removesuffix(".weight"))
         if self.device.type == "cpu":
             return MappedEmbedding(lambda tokens: checkpoint.rows(EMBEDDINGS, tokens)), head
         tied = getattr(head, "weight", None) if self.config.tie_embeddings else None
@@ -115,20 +116,20 @@ class _Source:
     def _linear(self, *names: str, bias: bool = False) -> Linear:
         """The projections of one input, one below the other."""
         biases = _joined([self.tensor(f"{name}.bias", self.dtype) for name in names]) if bias else None
-        stored = None if self.four_bits is FourBits.NEVER else self._stored(names)
-        if stored is not None and self.four_bits is FourBits.ALWAYS:
-            return four_bit_linear(stored, biases, None)
+        kept = None if self.quantized is Quantized.WIDEN else self._kept(names, biases)
+        if kept is not None and self.quantized is Quantized.KEEP:
+            return kept
         dense = linear_of(_joined([self.tensor(f"{name}.weight", self.dtype) for name in names]), biases)
-        return dense if stored is None else four_bit_linear(stored, biases, dense)
+        return dense if kept is None else BySize(kept, dense)
 
-    def _stored(self, names: tuple[str, ...]) -> FourBitMatrix | None:
-        """None unless all of them are stored with four bits, in sizes that the kernel takes."""
-        parts = [part for name in names if (part := self.checkpoint.four_bits(f"{name}.weight")) is not None]
-        if len(parts) < len(names):
+    def _kept(self, names: tuple[str, ...], bias: Tensor | None) -> Coded | FourBit | None:
+        """None unless all of them are stored with as many bits, and there is a kernel for these."""
+        parts = [codes for name in names if (codes := self.checkpoint.codes(f"{name}.weight")) is not None]
+        joined = Codes.joined(parts) if len(parts) == len(names) else None
+        if joined is None:
             return None
-        fields = zip(*((part.nibbles, part.scales, part.minima) for part in parts), strict=True)
-        matrix = FourBitMatrix(*(_joined(list(field)) for field in fields))
-        return matrix if can_be_four_bit(matrix) else None
+        ours = Coded.of(joined, bias)
+        return FourBit.of(joined, bias) if ours is None and self.dtype is torch.bfloat16 else ours
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

@@ -7,6 +7,8 @@ from enum import Enum
 
 import torch
 
+from engine.model.compiled import multiply_coded
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -14,15 +16,15 @@ class PlacementError(Exception):
     """What is asked for cannot be had on this device; the message is one sentence for the user."""
 
 
-class FourBits(Enum):
-    """What becomes of matrices that are stored with four bits a weight."""
+class Quantized(Enum):
+    """What becomes of matrices that are stored in four or eight bits a weight."""
 
-    NEVER = "never"
-    """They are widened."""
+    WIDEN = "widen"
+    """They are widened to the dtype that is computed in."""
     SMALL = "small"
-    """They are kept for small batches, beside the widened ones: the fastest, with a quarter more memory."""
-    ALWAYS = "always"
-    """They are kept and nothing else is: the least memory, slow for large batches."""
+    """They are kept for small batches, beside the widened ones."""
+    KEEP = "keep"
+    """They are kept, where there is a kernel, and nothing else is."""
 
 
 def device_named(name: str) -> torch.device:
@@ -44,12 +46,20 @@ def dtype_named(name: str, device: torch.device) -> torch.dtype:
     return _DTYPES[name]
 
 
-def four_bits_named(name: str, dtype: torch.dtype, device: torch.device) -> FourBits:
-    """Raises PlacementError where PyTorch has no such product."""
-    four_bits = FourBits(name)
-    if four_bits is not FourBits.NEVER and (device.type != "cpu" or dtype != torch.bfloat16):
-        raise PlacementError(f"four-bit weights ({name}) need a cpu and bfloat16, not {device} and {dtype}")
-    return four_bits
+def quantized_named(name: str, dtype: torch.dtype, device: torch.device) -> Quantized:
+    """`auto` keeps them on a cpu in float32, where that is the fastest for any batch. Raises PlacementError for what no
+    kernel does."""
+    if name == "auto":
+        return Quantized.KEEP if device.type == "cpu" and dtype == torch.float32 else Quantized.WIDEN
+    quantized = Quantized(name)
+    if quantized is not Quantized.WIDEN and device.type != "cpu":
+        raise PlacementError(f"quantized weights are kept ({name}) on a cpu alone, not on {device}")
+    if quantized is not Quantized.WIDEN and dtype != torch.bfloat16 and multiply_coded() is None:
+        raise PlacementError(
+            f"quantized weights are kept ({name}) in bfloat16, or by a kernel that needs a C compiler and a cpu with "
+            "AVX-512 VNNI: not here"
+        )
+    return quantized
 
 
 def use_threads(num_threads: int) -> None:

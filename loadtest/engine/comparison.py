@@ -68,7 +68,7 @@ def ratios(rows: list[Row]) -> list[Ratio]:
 
 def ratios_in(rows: list[Row], dtype: str) -> list[Ratio]:
     """Of dense weights in one format, whatever the answers: to be shown beside."""
-    dense = [row for row in rows if row.contender.dtype == dtype and row.contender.four_bit == "never"]
+    dense = [row for row in rows if row.contender.dtype == dtype and row.contender.quantized == "auto"]
     ours = [row for row in dense if row.contender.name == OURS]
     return [
         Ratio(what, theirs.contender.name, ours[0].speeds[what] / speed)
@@ -78,16 +78,11 @@ def ratios_in(rows: list[Row], dtype: str) -> list[Ratio]:
     ]
 
 
-def four_bit_gain(rows: list[Row]) -> float | None:
-    """Of our four-bit weights over our bfloat16, at batch 1."""
-    ours = {row.contender.four_bit != "never": row for row in rows if row.contender.name == OURS and _is_short(row)}
-    if set(ours) != {False, True}:
-        return None
-    return ours[True].speeds["batch 1"] / ours[False].speeds["batch 1"]
-
-
-def _is_short(row: Row) -> bool:
-    return row.contender.dtype == "bfloat16"
+def over_our_bfloat16(rows: list[Row]) -> dict[str, float]:
+    """At batch 1, by label: our other ways, which may keep the weights' few bits, over our dense bfloat16."""
+    ours = {row.contender.label: row.speeds["batch 1"] for row in rows if row.contender.name == OURS}
+    dense = ours.pop(f"{OURS} bfloat16", None)
+    return {} if dense is None else {label: speed / dense for label, speed in ours.items()}
 
 
 def _fastest(rows: list[Row], name: str, what: str) -> float | None:

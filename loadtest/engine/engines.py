@@ -20,17 +20,18 @@ _MOST_S = 1800
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One engine in one number format. `model` None is the job's own folder."""
+    """One engine in one number format. `quantized` is our own setting of that name. `model` None is the job's own
+    folder."""
 
     name: str
     dtype: str
     command: tuple[str, ...]
-    four_bit: str = "never"
+    quantized: str = "auto"
     model: str | None = None
 
     @property
     def label(self) -> str:
-        return f"{self.name} {self.dtype}" + (", 4 bit" if self.four_bit != "never" else "")
+        return f"{self.name} {self.dtype}" + (f", {self.quantized}" if self.quantized != "auto" else "")
 
 
 def contenders(model: str, vllm: Path | None) -> list[Contender]:
@@ -47,14 +48,14 @@ def contenders(model: str, vllm: Path | None) -> list[Contender]:
         ]
     found += [Contender("pointsman", dtype, ours, model=model) for dtype in ("float32", "bfloat16")]
     if model.endswith(".gguf"):
-        found.append(Contender("pointsman", "bfloat16", ours, four_bit="small", model=model))
+        found.append(Contender("pointsman", "bfloat16", ours, quantized="small", model=model))
     return found
 
 
 def run(contender: Contender, job: Job) -> Figures:
     """Raises LoadError with the last line that it said."""
     asked = msgspec.structs.replace(
-        job, dtype=contender.dtype, four_bit=contender.four_bit, model=contender.model or job.model
+        job, dtype=contender.dtype, quantized=contender.quantized, model=contender.model or job.model
     )
     environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "HF_HUB_OFFLINE": "1"}
     try:

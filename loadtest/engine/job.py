@@ -35,7 +35,7 @@ class Job(msgspec.Struct, frozen=True):
 
     model: str
     dtype: str
-    four_bit: str
+    quantized: str
     threads: int
     clock: Clock
     prompts: list[list[int]]
@@ -72,7 +72,7 @@ class Lengths(msgspec.Struct, frozen=True):
 
 
 def job_for(folder: Path, lengths: Lengths, threads: int, clock: Clock, num_rounds: int) -> Job:
-    """With the tokenizer of a Hugging Face folder; model, dtype and four_bit are each engine's own."""
+    """With the tokenizer of a Hugging Face folder; model, dtype and quantized are each engine's own."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     words: list[int] = tokenizer.encode(TEXT * 20).ids
 
@@ -82,7 +82,7 @@ def job_for(folder: Path, lengths: Lengths, threads: int, clock: Clock, num_roun
     return Job(
         model=str(folder),
         dtype="float32",
-        four_bit="never",
+        quantized="auto",
         threads=threads,
         clock=clock,
         prompts=[piece(3 * index, lengths.prompt) for index in range(32)],

@@ -7,7 +7,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.engine.comparison import Row, four_bit_gain, ratios, ratios_in
+from loadtest.engine.comparison import Row, over_our_bfloat16, ratios, ratios_in
 from loadtest.engine.job import Job
 
 
@@ -20,7 +20,7 @@ def print_json(rows: list[Row], job: Job) -> None:
         ],
         "ratios": ratios(rows),
         "ratios_in_bfloat16": ratios_in(rows, "bfloat16"),
-        "four_bit_over_bfloat16_at_batch_1": four_bit_gain(rows),
+        "over_our_bfloat16_at_batch_1": over_our_bfloat16(rows),
     }
     sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
@@ -42,9 +42,8 @@ def print_table(rows: list[Row], job: Job) -> None:
         console.print(f"{ratio.what}: {ratio.ratio:.2f} times {ratio.peer}, each in its fastest format that is right")
     for ratio in ratios_in(rows, "bfloat16"):
         console.print(f"beside, {ratio.what}: {ratio.ratio:.2f} times {ratio.peer}, both in bfloat16")
-    gain = four_bit_gain(rows)
-    if gain is not None:
-        console.print(f"batch 1: our 4 bit weights are {gain:.2f} times our bfloat16")
+    for label, gain in over_our_bfloat16(rows).items():
+        console.print(f"batch 1: {label} is {gain:.2f} times our bfloat16")
     for row in rows:
         if row.figures.turns_ms:
             turns = ", ".join(f"{ms:.0f} ms for {size}" for size, ms in row.figures.turns_ms.items())

@@ -118,9 +118,10 @@ def test_each_phase_of_the_start_is_timed(model: Path) -> None:
     assert list(parts.service.engine.core.stats.load_s) == ["open", "weights", "kv_cache"]
 
 
-def test_four_bits_without_bfloat16_are_refused(model: Path) -> None:
-    with pytest.raises(PlacementError, match="need a cpu and bfloat16"):
-        build(config(model, four_bit="small"))
+def test_quantized_weights_that_no_kernel_takes_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.model.placement.multiply_coded", lambda: None)
+    with pytest.raises(PlacementError, match=r"are kept \(small\) in bfloat16, or by a kernel that needs"):
+        build(config(model, quantized="small"))
 
 
 def test_an_adapter_that_cannot_be_read_stops_the_start_with_its_name(model: Path) -> None:

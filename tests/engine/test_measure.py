@@ -12,7 +12,7 @@ def test_a_job_is_measured_and_answered(model: Path) -> None:
     job = Job(
         model=str(model),
         dtype="float32",
-        four_bit="never",
+        quantized="auto",
         threads=1,
         clock="wall",
         prompts=[[1, 2, 3], [4, 5]],

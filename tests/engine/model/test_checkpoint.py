@@ -229,16 +229,18 @@ def test_the_real_model_is_whole() -> None:
     assert 0.05 < checkpoint.read("model.embed_tokens.weight").std().item() < 0.5
 
 
-@pytest.mark.parametrize("kind", [2, 3])
-def test_four_bits_are_those_of_the_weights(tmp_path: Path, kind: int) -> None:
+@pytest.mark.parametrize(("kind", "bits"), [(2, 4), (3, 4), (8, 8)])
+def test_codes_are_those_of_the_weights(tmp_path: Path, kind: int, bits: int) -> None:
     tensors = gguf_tensors(random_weights())
     random = np.random.default_rng(5)
     for name in ("attn_q", "ffn_up"):
-        tensors[f"blk.0.{name}.weight"], _ = writer.random_q4(kind, tensors[f"blk.0.{name}.weight"].shape, random)
+        shape = tensors[f"blk.0.{name}.weight"].shape
+        values = random.normal(size=shape).astype(np.float32)
+        tensors[f"blk.0.{name}.weight"] = writer.q8_0(values) if kind == 8 else writer.random_q4(kind, shape, random)[0]
     checkpoint = open_checkpoint(writer.write_gguf(tmp_path / "m.gguf", GGUF, tensors))
     for name in ("self_attn.q_proj", "mlp.up_proj"):
-        stored = checkpoint.four_bits(f"model.layers.0.{name}.weight")
-        assert stored is not None
-        scales, minima = (part.repeat_interleave(32, dim=1) for part in (stored.scales, stored.minima))
-        assert torch.equal(stored.nibbles * scales + minima, checkpoint.read(f"model.layers.0.{name}.weight"))
-    assert checkpoint.four_bits("model.layers.0.mlp.down_proj.weight") is None
+        codes = checkpoint.codes(f"model.layers.0.{name}.weight")
+        assert codes is not None
+        assert codes.bits == bits
+        torch.testing.assert_close(codes.widened(), checkpoint.read(f"model.layers.0.{name}.weight"))
+    assert checkpoint.codes("model.layers.0.mlp.down_proj.weight") is None

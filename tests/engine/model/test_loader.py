@@ -3,9 +3,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.model.linear import FourBit, FourBitMatrix
+from engine.model.coded import Coded, Codes, FourBit
+from engine.model.linear import BySize
 from engine.model.loader import load
-from engine.model.placement import FourBits
+from engine.model.placement import Quantized
 from tests.engine.model.tiny_llama import in_memory, tiny_config, tiny_llama, tiny_weights
 
 CPU = torch.device("cpu")
@@ -31,25 +32,21 @@ def test_embeddings_are_read_from_the_checkpoint_even_where_the_head_is_the_same
     assert found.equal(weights["model.embed_tokens.weight"][[3, 96, 3]])
 
 
-@pytest.mark.parametrize("four_bits", [FourBits.SMALL, FourBits.ALWAYS])
-def test_only_what_is_stored_with_four_bits_stays_so(four_bits: FourBits) -> None:
+@pytest.mark.parametrize(("quantized", "kinds"), [(Quantized.SMALL, BySize), (Quantized.KEEP, (Coded, FourBit))])
+def test_only_what_is_stored_with_few_bits_stays_so(quantized: Quantized, kinds: type) -> None:
     """The fused matrix of gate and up, of which only one is stored so, is widened."""
     config = replace(tiny_config(), hidden_size=64, intermediate_size=96, num_heads=8)
     checkpoint = in_memory(config, tiny_weights(config))
 
-    def stored(name: str) -> FourBitMatrix | None:
+    def stored(name: str) -> Codes | None:
         if not name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "down_proj.weight", "up_proj.weight")):
             return None
         num_rows, size = checkpoint.read(name).shape
         groups = torch.zeros(num_rows, size // 32)
-        return FourBitMatrix(torch.zeros(num_rows, size, dtype=torch.uint8), groups, groups)
+        return Codes(4, torch.zeros(num_rows, size, dtype=torch.uint8), groups, groups)
 
-    model = load(replace(checkpoint, four_bits=stored), torch.bfloat16, CPU, four_bits)
-    layer = model.layers[0]
-    kept = (layer.qkv, layer.down)
-    assert all(isinstance(matrix, FourBit) for matrix in kept)
-    assert all(
-        (matrix.dense is None) == (four_bits is FourBits.ALWAYS) for matrix in kept if isinstance(matrix, FourBit)
-    )
-    assert not isinstance(layer.gate_up, FourBit)
+    layer = load(replace(checkpoint, codes=stored), torch.bfloat16, CPU, quantized).layers[0]
+    assert isinstance(layer.qkv, kinds)
+    assert isinstance(layer.down, kinds)
+    assert not isinstance(layer.gate_up, (BySize, Coded, FourBit))
     assert layer.qkv(torch.ones(1, 64)).shape == (1, 96)

@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from engine.model.placement import (
-    FourBits,
     PlacementError,
+    Quantized,
     device_named,
     dtype_named,
-    four_bits_named,
+    quantized_named,
     use_threads,
 )
 
@@ -37,9 +37,17 @@ def test_the_number_of_threads_is_set_for_all() -> None:
     use_threads(before)
 
 
-def test_four_bits_are_for_a_cpu_in_bfloat16() -> None:
-    assert four_bits_named("never", torch.float32, CUDA) is FourBits.NEVER
-    assert four_bits_named("small", torch.bfloat16, CPU) is FourBits.SMALL
-    for dtype, device in ((torch.float32, CPU), (torch.bfloat16, CUDA)):
-        with pytest.raises(PlacementError, match=r"four-bit weights \(always\) need a cpu and bfloat16"):
-            four_bits_named("always", dtype, device)
+def test_quantized_weights_are_kept_where_that_is_fastest() -> None:
+    assert quantized_named("auto", torch.float32, CPU) is Quantized.KEEP
+    assert quantized_named("auto", torch.bfloat16, CPU) is Quantized.WIDEN
+    assert quantized_named("auto", torch.float32, CUDA) is Quantized.WIDEN
+    assert quantized_named("small", torch.bfloat16, CPU) is Quantized.SMALL
+
+
+def test_keeping_quantized_weights_needs_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.model.placement.multiply_coded", lambda: None)
+    assert quantized_named("keep", torch.bfloat16, CPU) is Quantized.KEEP
+    with pytest.raises(PlacementError, match=r"\(keep\) in bfloat16, or by a kernel"):
+        quantized_named("keep", torch.float32, CPU)
+    with pytest.raises(PlacementError, match="on a cpu alone"):
+        quantized_named("keep", torch.bfloat16, CUDA)

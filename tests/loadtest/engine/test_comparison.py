@@ -1,6 +1,4 @@
-import pytest
-
-from loadtest.engine.comparison import Ratio, four_bit_gain, ratios, ratios_in, rows_of
+from loadtest.engine.comparison import Ratio, over_our_bfloat16, ratios, ratios_in, rows_of
 from loadtest.engine.engines import Contender
 from loadtest.engine.job import Figures
 
@@ -9,8 +7,8 @@ def figures(speed: float, answer: int = 1, prefill: float = 100.0) -> Figures:
     return Figures({1: speed, 8: 4 * speed}, prefill, {}, [[1, 2], [3, answer]], load_s=1.0)
 
 
-def contender(name: str, dtype: str = "float32", four_bit: str = "never") -> Contender:
-    return Contender(name, dtype, ("true",), four_bit)
+def contender(name: str, dtype: str = "float32", quantized: str = "auto") -> Contender:
+    return Contender(name, dtype, ("true",), quantized)
 
 
 def test_answers_are_counted_against_transformers_in_float32() -> None:
@@ -64,12 +62,12 @@ def test_one_format_is_compared_whatever_the_answers() -> None:
     assert ratios_in(rows_of(measured), "float32") == []
 
 
-def test_four_bits_are_compared_with_our_bfloat16() -> None:
+def test_our_other_ways_are_compared_with_our_bfloat16() -> None:
     measured = {
         contender("transformers"): figures(10),
-        contender("pointsman", "float32"): figures(1),
-        contender("pointsman", "bfloat16"): figures(30),
+        contender("pointsman", "float32"): figures(60),
     }
-    assert four_bit_gain(rows_of(measured)) is None
+    assert over_our_bfloat16(rows_of(measured)) == {}
+    measured[contender("pointsman", "bfloat16")] = figures(30)
     measured[contender("pointsman", "bfloat16", "small")] = figures(45)
-    assert four_bit_gain(rows_of(measured)) == pytest.approx(1.5)
+    assert over_our_bfloat16(rows_of(measured)) == {"pointsman float32": 2.0, "pointsman bfloat16, small": 1.5}

@@ -19,10 +19,10 @@ def test_an_engine_gets_the_job_in_its_own_format_and_gives_figures() -> None:
     code = """
 import json, os, sys
 job = json.load(sys.stdin)
-assert (job["dtype"], job["four_bit"], job["model"], os.environ["OMP_NUM_THREADS"]) == ("bfloat16", "small", "m", "1")
+assert (job["dtype"], job["quantized"], job["model"], os.environ["OMP_NUM_THREADS"]) == ("bfloat16", "small", "m", "1")
 print(json.dumps({"decode": {"1": 2.5}, "prefill": 9, "turns_ms": {}, "answers": [[7]], "load_s": 1}))
 """
-    assert run(script(code, dtype="bfloat16", four_bit="small", model="m"), JOB) == Figures({1: 2.5}, 9, {}, [[7]], 1)
+    assert run(script(code, dtype="bfloat16", quantized="small", model="m"), JOB) == Figures({1: 2.5}, 9, {}, [[7]], 1)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_an_engine_that_fails_is_named_with_what_it_said(code: str, complaint: s
 def test_transformers_in_float32_comes_first_and_vllm_only_where_it_is() -> None:
     labels = [contender.label for contender in contenders("m.gguf", None)]
     assert labels[0] == "transformers float32"
-    assert labels[-3:] == ["pointsman float32", "pointsman bfloat16", "pointsman bfloat16, 4 bit"]
+    assert labels[-3:] == ["pointsman float32", "pointsman bfloat16", "pointsman bfloat16, small"]
     names = [contender.label for contender in contenders("folder", Path("python"))]
     assert "vllm float32" in names
     assert not any("4 bit" in name for name in names)
