@@ -7,11 +7,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -19,6 +20,8 @@ import psutil
 from tests.e2e.company import processes
 from tests.e2e.fleet import Fleet
 from tests.router.store.servers import Server
+
+SAMPLE_S = 0.1
 
 
 class Receiver:
@@ -58,15 +61,24 @@ class Receiver:
             return 500 if len(self.bodies) % 5 == 0 and len(self.bodies[id]) == 1 else 200
 
 
+@dataclass(frozen=True)
+class Accepted:
+    """A job that a client was told of, between these two moments; `other_id` is what its key led to a second time."""
+
+    key: str
+    asked_at: float
+    told_at: float
+    other_id: str | None = None
+
+
 @dataclass(eq=False)
 class Submitters:
     """Clients that submit jobs until they are stopped, each with a key that it uses until it is answered."""
 
     fleet: Fleet
     hook: str
-    accepted: dict[str, str] = field(default_factory=dict)
+    accepted: dict[str, Accepted] = field(default_factory=dict)
     num_refused: int = 0
-    num_second_ids: int = 0
 
     def __post_init__(self) -> None:
         self._is_over = threading.Event()
@@ -85,12 +97,15 @@ class Submitters:
             key, count = f"{number}-{count}", count + 1
             fields = {"model": "m", "messages": [{"role": "user", "content": key}], "user": str(dice.random() * 0.3)}
             # Whoever is not answered asks again, as clients do.
+            asked_at = time.monotonic()
             while (id := self._ask(key, fields)) is None:
                 self.num_refused += 1
                 time.sleep(0.1)
-            if dice.random() < 0.2 and self._ask(key, fields) not in (id, None):
-                self.num_second_ids += 1
-            self.accepted[id] = key
+                asked_at = time.monotonic()
+            told_at = time.monotonic()
+            again = self._ask(key, fields) if dice.random() < 0.2 else None
+            other_id = again if again not in (id, None) else None
+            self.accepted[id] = Accepted(key, asked_at, told_at, other_id)
             time.sleep(0.02)
 
     def _ask(self, key: str, fields: dict[str, Any]) -> str | None:
@@ -108,21 +123,62 @@ class Submitters:
             return None
 
 
-def rage(fleet: Fleet, redis: Server, seconds: float) -> dict[str, int]:
-    """Kill routers and Redis at random; how often each."""
-    dice, kills = random.Random(5), {"router": 0, "redis": 0}
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        time.sleep(dice.uniform(1.0, 3.0))
-        if dice.random() < 0.3:
-            redis.restart()  # kill -9, and the same files
-            kills["redis"] += 1
-        else:
-            victims = list(processes(fleet, "worker").values())
-            if victims:
+@dataclass(eq=False)
+class Rage:
+    """Kills routers and Redis at random, each time once clients are served again, so that every blow hits work. With
+    `unsynced_s`, Redis loses with each kill what it wrote in so many seconds before, as if the host's power had failed:
+    the longest that `appendfsync everysec` leaves unwritten is two."""
+
+    fleet: Fleet
+    redis: Server
+    crowd: Submitters
+    unsynced_s: float = 0.0
+    num_routers: int = 0
+    redis_deaths: list[float] = field(default_factory=list)
+    _sizes: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=200))
+
+    def go_on(self, seconds: float) -> None:
+        """At least so long, and until each kind has died a few times."""
+        dice, began = random.Random(5), time.monotonic()
+        while time.monotonic() - began < seconds or self.num_routers < 3 or len(self.redis_deaths) < 2:
+            assert time.monotonic() - began < seconds + 600.0, "there was nobody to kill"
+            num_before = len(self.crowd.accepted)
+            while len(self.crowd.accepted) < num_before + 5 and time.monotonic() - began < seconds + 600.0:
+                self._wait(SAMPLE_S)
+            self._wait(dice.uniform(0.5, 3.0))
+            if dice.random() < 0.3:
+                self._kill_redis()
+            elif victims := list(processes(self.fleet, "worker").values()):
                 _kill(dice.choice(victims))
-                kills["router"] += 1
-    return kills
+                self.num_routers += 1
+
+    def may_have_lost(self, job: Accepted) -> bool:
+        """Was it told within what Redis lost?"""
+        lost_s = self.unsynced_s + 2 * SAMPLE_S
+        return bool(self.unsynced_s) and any(
+            job.asked_at <= death and job.told_at >= death - lost_s for death in self.redis_deaths
+        )
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._sizes.append((time.monotonic(), self._log.stat().st_size))
+            time.sleep(SAMPLE_S)
+
+    def _kill_redis(self) -> None:
+        self.redis.stop()  # kill -9
+        self.redis_deaths.append(time.monotonic())
+        if self.unsynced_s:
+            safe = [size for at, size in self._sizes if at <= self.redis_deaths[-1] - self.unsynced_s]
+            size = self._log.stat().st_size
+            with self._log.open("r+b") as file:
+                file.truncate(min(safe[-1] if safe else size, size))
+            self._sizes.clear()
+        self.redis.start()
+
+    @property
+    def _log(self) -> Path:
+        return self.redis.folder / "appendonly.aof"
 
 
 def state_of(fleet: Fleet, id: str) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 def program(package: str) -> str:
