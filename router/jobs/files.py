@@ -11,7 +11,7 @@ import errno
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,14 @@ class Shelf:
     wall: Callable[[], float] = time.time
 
     async def put(
-        self, owner: str, filename: str, purpose: str, pieces: AsyncIterator[bytes], keep_s: float | None = None
+        self,
+        owner: str,
+        filename: str,
+        purpose: Callable[[], Awaitable[str]],
+        pieces: AsyncIterator[bytes],
+        keep_s: float | None = None,
     ) -> FileRecord:
-        """Raises BodyTooLarge, NoSpace."""
+        """`purpose` is asked for behind the last piece. Raises BodyTooLarge, NoSpace, or what that raises."""
         id = f"file-{secrets.token_hex(12)}"
         part = self.folder / f"{id}.part"
         most = self.owner_bytes - await asyncio.to_thread(self._taken, owner)
@@ -84,7 +89,7 @@ class Shelf:
                     await asyncio.to_thread(file.close)
             now = int(self.wall())
             expires_at = None if keep_s is None else now + int(keep_s)
-            record = FileRecord(id, owner, filename, purpose, num_bytes, now, expires_at)
+            record = FileRecord(id, owner, filename, await purpose(), num_bytes, now, expires_at)
             await self.adopt(part, record)
         except BaseException:
             part.unlink(missing_ok=True)

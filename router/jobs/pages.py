@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from aiohttp import BodyPartReader, web
+from aiohttp import BodyPartReader, MultipartReader, web
 
 from router.core import Surface
 from router.errors import InvalidRequest, PointsmanError
@@ -96,25 +96,24 @@ class JobPages:
         return _json((await self._job(request, id)).told())
 
     async def upload(self, request: web.Request) -> web.Response:
-        """The connection is aiohttp's for good, so that the file need not be held: it ends with the answer."""
+        """Some SDKs send the file's purpose behind it."""
         fields: dict[str, str] = {}
-        record = None
         if not request.content_type.startswith("multipart/"):
             raise InvalidRequest("The body must be multipart/form-data.", param="file")
-        async for part in await request.multipart():
-            if not isinstance(part, BodyPartReader):
-                raise InvalidRequest("A part of the form may not be multipart itself.", param="file")
-            if part.name == "file":
-                purpose = _purpose(fields)
-                name = part.filename or "upload"
-                record = await self.shelf.put(request[CALLER].tenant, name, purpose, _pieces(part))
-            elif part.name is not None:
-                fields[part.name] = (await part.read(decode=True))[:1000].decode("utf-8", "replace")
-        if record is None:
-            raise InvalidRequest("The form must have a part `file`, behind `purpose`.", param="file")
-        response = _json(record.told())
-        response.force_close()
-        return response
+        form = await request.multipart()
+        file = await _file_in(form, fields)
+        if file is None:
+            raise InvalidRequest("The form must have a part `file`.", param="file")
+        if "purpose" in fields:
+            _purpose(fields)  # a wrong one is no reason to read the file
+
+        async def purpose() -> str:
+            if await _file_in(form, fields) is not None:
+                raise InvalidRequest("The form must have one part `file`.", param="file")
+            return _purpose(fields)
+
+        record = await self.shelf.put(request[CALLER].tenant, file.filename or "upload", purpose, _pieces(file))
+        return _json(record.told())
 
     async def files(self, request: web.Request) -> web.Response:
         found = await self.shelf.owned(request[CALLER].tenant)
@@ -211,6 +210,7 @@ class JobPages:
 def add_job_routes(app: web.Application, pages: JobPages) -> None:
     """On the data port."""
     app.middlewares.append(tells_away)
+    app.on_response_prepare.append(_end_upload)
     router = app.router
     surfaces = "|".join(surface.removeprefix("/v1/") for surface in Surface)
     router.add_post(f"/v1/async/{{surface:{surfaces}}}", pages.submit)
@@ -228,6 +228,13 @@ def add_job_routes(app: web.Application, pages: JobPages) -> None:
     router.add_get("/v1/batches", pages.list_batches)
     router.add_get("/v1/batches/{id}", pages.batch)
     router.add_post("/v1/batches/{id}/cancel", pages.cancel_batch)
+
+
+async def _end_upload(request: web.Request, response: web.StreamResponse) -> None:
+    """So that a file need not be held, its connection is aiohttp's for good: whatever the answer, it is the last."""
+    if request.method == "POST" and request.path == "/v1/files":
+        response.force_close()
+        response.headers["connection"] = "close"  # it is too late for aiohttp to say so by itself
 
 
 def add_operator_routes(app: web.Application, pages: JobPages) -> None:
@@ -249,10 +256,20 @@ async def tells_away(request: web.Request, handler: Any) -> web.StreamResponse:
 def _purpose(fields: dict[str, str]) -> str:
     purpose = fields.get("purpose", "")
     if purpose not in PURPOSES:
-        raise InvalidRequest(
-            f"`purpose` must come before `file`, and be one of {', '.join(PURPOSES)}.", param="purpose"
-        )
+        raise InvalidRequest(f"`purpose` must be one of {', '.join(PURPOSES)}.", param="purpose")
     return purpose
+
+
+async def _file_in(form: MultipartReader, fields: dict[str, str]) -> BodyPartReader | None:
+    """The file's part, once it comes; what stands before it goes into the fields."""
+    async for part in form:
+        if not isinstance(part, BodyPartReader):
+            raise InvalidRequest("A part of the form may not be multipart itself.", param="file")
+        if part.name == "file":
+            return part
+        if part.name is not None:
+            fields[part.name] = (await part.read(decode=True))[:1000].decode("utf-8", "replace")
+    return None
 
 
 async def _pieces(part: BodyPartReader) -> AsyncIterator[bytes]:

@@ -245,6 +245,7 @@ async def test_a_batch_of_a_file_that_was_deleted_fails(store: Store, tmp_path: 
         ({"purpose": "batch"}, "file"),
         ({"file": b"x"}, "purpose"),
         ({"purpose": "other", "file": b"x"}, "purpose"),
+        ({"file": b"x", "other": "y"}, "purpose"),
     ],
 )
 async def test_a_wrong_upload_is_refused(store: Store, tmp_path: Path, form: dict[str, Any], param: str) -> None:
@@ -271,6 +272,37 @@ async def test_files_have_a_limit_and_owners_a_share(store: Store, tmp_path: Pat
         assert not [name for name in names_in(tmp_path) if name.endswith(".part")]
 
 
+@pytest.mark.parametrize(("purpose", "status"), [("batch", 200), ("other", 400)])
+async def test_an_uploads_connection_ends_with_its_answer(
+    store: Store, tmp_path: Path, purpose: str, status: int
+) -> None:
+    """It is aiohttp's, which knows no inference: a chat that came next on it would be lost."""
+    async with open_rig(store, tmp_path) as rig:
+        form = aiohttp.FormData({"purpose": purpose})
+        form.add_field("file", b"x", filename="f")
+        async with rig.session.post("/v1/files", data=form, headers={"connection": "keep-alive"}) as response:
+            assert (response.status, response.headers["connection"]) == (status, "close")
+
+
+async def for_batches() -> str:
+    return "batch"
+
+
+async def test_the_purpose_may_stand_behind_the_file(store: Store, tmp_path: Path) -> None:
+    async with open_rig(store, tmp_path) as rig:
+        for purpose, status in (("batch", 200), ("other", 400)):
+            form = aiohttp.FormData()
+            form.add_field("file", b"x" * 1000, filename="f")
+            form.add_field("purpose", purpose)
+            async with rig.session.post("/v1/files", data=form) as response:
+                assert response.status == status
+                told = await response.json()
+        assert told["error"]["param"] == "purpose"
+        _, listed = await rig.fetch("GET", "/v1/files")
+        assert [record["purpose"] for record in listed["data"]] == ["batch"]
+        assert not [name for name in names_in(tmp_path) if name.endswith(".part")]
+
+
 async def test_an_upload_that_breaks_off_and_a_full_disk_leave_nothing(tmp_path: Path) -> None:
     async def pieces(error: BaseException) -> Any:
         yield b"x"
@@ -278,9 +310,9 @@ async def test_an_upload_that_breaks_off_and_a_full_disk_leave_nothing(tmp_path:
 
     shelf = shelves.Shelf(tmp_path)
     with pytest.raises(asyncio.CancelledError):
-        await shelf.put("o", "f", "batch", pieces(asyncio.CancelledError()))
+        await shelf.put("o", "f", for_batches, pieces(asyncio.CancelledError()))
     with pytest.raises(shelves.NoSpace):
-        await shelf.put("o", "f", "batch", pieces(OSError(errno.ENOSPC, "full")))
+        await shelf.put("o", "f", for_batches, pieces(OSError(errno.ENOSPC, "full")))
     assert names_in(tmp_path) == []
 
 
@@ -290,7 +322,7 @@ async def test_what_has_expired_is_swept(tmp_path: Path) -> None:
 
     now = [1000.0]
     shelf = shelves.Shelf(tmp_path, wall=lambda: now[0])
-    record = await shelf.put("o", "f", "batch", pieces(), keep_s=10.0)
+    record = await shelf.put("o", "f", for_batches, pieces(), keep_s=10.0)
     await shelf.sweep()
     assert (await shelf.get("o", record.id)).expires_at == 1010
     now[0] = 1011.0
