@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import grpc
 import msgspec
+from google.rpc.error_details_pb2 import BadRequest
+from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
@@ -80,9 +82,9 @@ def _translated(call: _Call[_Self, _Asked, _Reply]) -> _Call[_Self, _Asked, _Rep
         try:
             return await call(self, asked, context)
         except (ApiError, EngineError, ModelError, OSError, ValueError, TooSlow) as error:
-            status, message = _status(error), str(error)
+            status, message, details = _status(error), str(error), _details(error)
         # Outside the except block, so that the status is not told as another failure's failure.
-        await context.abort(status, message)
+        await context.abort(status, message, details)
         raise AssertionError("abort has raised")
 
     return translated
@@ -103,6 +105,15 @@ def _status(error: Exception) -> grpc.StatusCode:
         case TooSlow():
             return grpc.StatusCode.RESOURCE_EXHAUSTED
     return grpc.StatusCode.INTERNAL
+
+
+def _details(error: Exception) -> tuple[tuple[str, bytes], ...]:
+    """The field at fault, as google.rpc's rich errors name it."""
+    if not isinstance(error, ApiError) or error.param is None:
+        return ()
+    rich = Status(code=_status(error).value[0], message=str(error))
+    rich.details.add().Pack(BadRequest(field_violations=[{"field": error.param, "description": str(error)}]))
+    return (("grpc-status-details-bin", rich.SerializeToString()),)
 
 
 class AlreadyOpen(ValueError):

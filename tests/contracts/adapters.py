@@ -274,11 +274,14 @@ class GrpcUpstreams:
 
 
 REPLIES = {"http": HttpReplies}
-UPSTREAMS = {"http": HttpUpstreams, "grpc": GrpcUpstreams}
+UPSTREAMS: Mapping[str, Callable[[FakeClock], HttpUpstreams]] = {
+    "http": HttpUpstreams,
+    "grpc": cast(Any, GrpcUpstreams),  # its replicas and calls have the same words
+}
 # For cases that go by the bytes of HTTP's answers, or by a whole answer that comes in pieces.
 over_http = pytest.mark.parametrize("upstream", ["http"], indirect=True)
 # What stands around another owes its sink the same; the rest of the cases would try the inner one twice.
-AROUND = {"merging": MergingUpstreams}
+AROUND: Mapping[str, Callable[[FakeClock], HttpUpstreams]] = {"merging": cast(Any, MergingUpstreams)}
 
 
 def chat_body(**fields: object) -> bytes:

@@ -236,7 +236,7 @@ class Verbatim:
 
     def now(self, attempt: Attempt) -> Plan:
         is_stream = b'"stream": true' in attempt.body or attempt.body == b"{}"
-        return Plan([Call(attempt.path, attempt.body)], VerbatimAnswering(is_stream))
+        return Plan([Call(attempt.path, attempt.body)], cast(Any, VerbatimAnswering(is_stream)))
 
     async def soon(self, attempt: Attempt) -> Plan:
         return self.now(attempt)

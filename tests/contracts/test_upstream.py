@@ -11,7 +11,7 @@ import pytest
 
 from router.core import Attempt, Headers, Replica, ReplicaSpec
 from router.errors import ConnectFailed, ConnectionCut, UpstreamError
-from tests.contracts.adapters import AROUND, UPSTREAMS, HttpUpstreams, MergingUpstreams, chat_body
+from tests.contracts.adapters import AROUND, UPSTREAMS, HttpUpstreams, chat_body
 from tests.contracts.hostile import DONE, HostileReplica, Script, absent_replica, answers, event
 from tests.fakes import turns, until
 from tests.router.nouns import FakeClock
@@ -55,7 +55,7 @@ class Heard:
 class Bench:
     """An upstream, a replica of its kind, and what the sink heard."""
 
-    upstreams: HttpUpstreams | MergingUpstreams
+    upstreams: HttpUpstreams
     replica: HostileReplica
     script: Script
     clock: FakeClock
@@ -76,7 +76,7 @@ class Bench:
 @pytest.fixture(params=[*UPSTREAMS, *AROUND])
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     clock, script = FakeClock(), Script()
-    upstreams = (UPSTREAMS | AROUND)[request.param](clock)
+    upstreams = {**UPSTREAMS, **AROUND}[request.param](clock)
     async with AsyncExitStack() as stack:
         replica = await stack.enter_async_context(upstreams.replica(script))
         stack.push_async_callback(upstreams.upstream.close)

@@ -172,7 +172,7 @@ def body_of(path: str, content: bytes) -> Body:
     if asked.get("best_of") == asked.get("n", 1):
         asked.pop("best_of", None)
     try:
-        body = msgspec.convert(asked, _KINDS[path])
+        body = msgspec.convert(asked, _KINDS[path], str_keys=True)
     except msgspec.ValidationError as error:
         return _refuse(str(error))
     if isinstance(body, Chat) and body.tools and body.tool_choice != "none":

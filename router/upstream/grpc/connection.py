@@ -62,7 +62,7 @@ class Http2Connection(asyncio.Protocol):
         assert self._transport is not None
         stream = self.streams[self._next_id] = Stream(self, self._next_id, self._stream_window, exchange, index)
         self._next_id += 2
-        stream.unsent = b"\0" + len(message).to_bytes(4, "big") + message
+        stream.unsent = memoryview(b"\0" + len(message).to_bytes(4, "big") + message)
         self._transport.write(frames.headers(stream.id, block, self._frame_bytes) + self._sendable(stream))
         return stream
 

@@ -34,11 +34,12 @@ class GrpcExchange:
     __slots__ = (
         "_has_head",
         "_is_paused",
-        "_may_resend",
+        "_is_reused",
         "_num_open",
         "_plan",
         "_resend",
         "_streams",
+        "_was_resent",
         "attempt",
         "has_begun",
         "sink",
@@ -52,12 +53,11 @@ class GrpcExchange:
         self._resend = resend
         self._streams: list[Stream] = []
         self._num_open = len(plan.calls)
-        self._may_resend = True
-        self._is_paused = self._has_head = False
+        self._is_reused = self._was_resent = self._is_paused = self._has_head = False
 
     def start(self, connection: "Http2Connection", left_s: float | None, *, is_reused: bool) -> None:
         """Send all calls. `left_s`: until the request's deadline."""
-        self._may_resend &= is_reused
+        self._is_reused = is_reused
         for index, call in enumerate(self._plan.calls):
             if self.sink is None:
                 return
@@ -131,11 +131,11 @@ class GrpcExchange:
 
     def on_lost(self, error: UpstreamError, *, is_unseen: bool) -> None:
         """The connection broke: once more on a fresh one if nothing can have been answered, else an error."""
-        may_resend = is_unseen or (self._may_resend and not self.has_begun)
-        if not may_resend or self._has_head or self.sink is None or len(self._plan.calls) > 1:
+        may_resend = (is_unseen or self._is_reused) and not (self.has_begun or self._was_resent)
+        if not may_resend or self.sink is None or len(self._plan.calls) > 1:
             self.fail(error)
             return
-        self._streams, self._may_resend = [], False
+        self._streams, self._was_resent = [], True
         self._resend(self)
 
     def _finish(self) -> None:

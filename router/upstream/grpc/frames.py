@@ -49,8 +49,8 @@ class Reason(IntEnum):
     ENHANCE_YOUR_CALM = 11
 
 
-def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
-    return b"%b%c%c%b%b" % (len(payload).to_bytes(3, "big"), kind, flags, stream_id.to_bytes(4, "big"), payload)
+def frame(kind: int, flags: int, stream_id: int, payload: bytes | memoryview) -> bytes:
+    return b"".join((len(payload).to_bytes(3, "big"), bytes((kind, flags)), stream_id.to_bytes(4, "big"), payload))
 
 
 def settings(values: dict[Setting, int]) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from router.core import Attempt, Pool
-from router.errors import InvalidRequest, UpstreamStatus
+from router.errors import ContextTooLong, InvalidRequest, UpstreamStatus
 from router.openai import normalised_error
 from router.ports import Decoder, TokenIds
 from router.upstream.grpc import engine_contract, vllm_contract
@@ -68,6 +68,8 @@ class Planner:
             return _embedding(attempt, body, prompts, request_id)
         if len(prompts) * (body.n or 1) > MAX_CALLS:
             raise InvalidRequest(f"At most {MAX_CALLS} choices may be asked for at once.", param="n")
+        if _speaks_vllm(attempt):
+            _check_room(body, prompts, _pool(attempt))
         contract = vllm_contract if _speaks_vllm(attempt) else engine_contract
         calls = list(contract.generating(body, prompts, request_id, _adapter(attempt, body)))
         return Plan(calls, self._generation(attempt, body, calls))
@@ -118,6 +120,15 @@ def _ready(body: Body) -> Prompts:
     if isinstance(body, Embeddings):
         return prompts_of(body.input, "input")
     return () if isinstance(body, Chat) else prompts_of(body.prompt, "prompt")
+
+
+def _check_room(body: Chat | Completion, prompts: Prompts, pool: Pool) -> None:
+    """Over HTTP vLLM refuses what its context does not hold; over gRPC it goes on to its end."""
+    room, wanted = pool.max_model_len, body.most_tokens or 0
+    longest = max((len(each) for each in prompts if not isinstance(each, str)), default=0)
+    if room is not None and longest + wanted > room:
+        words = f"The context holds {room} tokens, too few for {longest} of prompt and {wanted} of output."
+        raise ContextTooLong(words, param="messages" if isinstance(body, Chat) else "prompt")
 
 
 def _embedding(attempt: Attempt, body: Embeddings, texts: Prompts, request_id: str) -> Plan:

@@ -29,6 +29,7 @@ class Stream:
         "_held",
         "_is_answered",
         "_is_paused",
+        "_num_needed",
         "_num_unread",
         "_part",
         "exchange",
@@ -45,9 +46,10 @@ class Stream:
         self.index = index
         self.exchange: GrpcExchange | None = exchange
         self.send_window = send_window
-        self.unsent = b""
+        self.unsent = memoryview(b"")
         self._connection = connection
-        self._part = b""
+        self._part = bytearray()
+        self._num_needed = PREFIX_BYTES
         self._held: deque[bytes] = deque()
         self._ending: Status | None = None
         self._is_paused = self._is_answered = False
@@ -106,8 +108,14 @@ class Stream:
 
     def _messages(self, payload: bytes) -> list[bytes]:
         """Those that this payload completes."""
-        data = self._part + payload if self._part else payload
+        data = payload
+        if self._part:
+            self._part += payload  # a long message comes in thousands of pieces
+            if len(self._part) < self._num_needed:
+                return []
+            data = bytes(self._part)
         found, at, end = [], 0, len(data)
+        self._num_needed = PREFIX_BYTES
         while end - at >= PREFIX_BYTES:
             length = int.from_bytes(data[at + 1 : at + PREFIX_BYTES], "big")
             if data[at] or length > MAX_MESSAGE_BYTES:
@@ -115,10 +123,11 @@ class Stream:
                 raise BadAnswer(f"The replica sent a message {how}.")
             stop = at + PREFIX_BYTES + length
             if stop > end:
+                self._num_needed = stop - at
                 break
             found.append(data[at + PREFIX_BYTES : stop])
             at = stop
-        self._part = data[at:]
+        self._part = bytearray(data[at:])
         return found
 
     def _finish(self, status: Status) -> None:
