@@ -110,7 +110,7 @@ class EmbeddedServer:
         try:
             return await process.wait()
         finally:
-            await _end(process)
+            await _to_its_end(asyncio.create_task(_end(process)))
             self._process = None
 
     def _command(self) -> Sequence[str]:
@@ -181,6 +181,13 @@ def _is_locked(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+async def _to_its_end(task: "asyncio.Task[None]") -> None:
+    """However often we are cancelled meanwhile: a server that is slow to stop must not be left behind."""
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -110,7 +110,7 @@ def _changed(ration: Ration, _: bool) -> None:
     ration.store_changed()
 
 
-async def until(condition: Callable[[], object], patience_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], patience_s: float = 30.0) -> None:
     async with asyncio.timeout(patience_s):
         while not condition():  # noqa: ASYNC110  (another process is waited for)
             await asyncio.sleep(0.005)

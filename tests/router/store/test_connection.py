@@ -19,7 +19,7 @@ from tests.router.store.servers import PROGRAMS, Server, server
 ECHO = Script("return {KEYS[1], ARGV[1]}")
 
 
-async def until(condition: Callable[[], object], patience_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], patience_s: float = 30.0) -> None:
     async with asyncio.timeout(patience_s):
         while not condition():  # noqa: ASYNC110  (another process is waited for)
             await asyncio.sleep(0.005)

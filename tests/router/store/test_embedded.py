@@ -20,7 +20,7 @@ from router.store.errors import StoreAway
 from tests.router.store.servers import PROGRAMS
 
 
-async def until(condition: Callable[[], object], patience_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], patience_s: float = 30.0) -> None:
     async with asyncio.timeout(patience_s):
         while not condition():  # noqa: ASYNC110  (another process is waited for)
             await asyncio.sleep(0.01)
@@ -56,6 +56,33 @@ async def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
                     assert await store.call("SET", "pm:{x}", "y")
                     break
                 await asyncio.sleep(0.01)
+
+
+async def test_a_server_that_is_slow_to_stop_is_waited_for(tmp_path: Path) -> None:
+    program = tmp_path / "slow"
+    program.write_text(f"#!{sys.executable}\n" + textwrap.dedent(_SLOW))
+    program.chmod(0o700)
+    server = EmbeddedServer(tmp_path / "redis", program=str(program))
+    async with server.opened():
+        await until(lambda: server.pid is not None and server.socket.exists())
+        pid = server.pid
+        assert pid is not None
+    assert server.pid is None
+    assert not psutil.pid_exists(pid)
+
+
+_SLOW = """
+    import pathlib, signal, sys, time
+
+    def end(*_):
+        time.sleep(0.8)
+        sys.exit()
+
+    signal.signal(signal.SIGTERM, end)
+    pathlib.Path(sys.argv[sys.argv.index("--unixsocket") + 1]).touch()
+    while True:
+        signal.pause()
+"""
 
 
 async def test_routers_of_one_folder_use_one_server_and_the_next_takes_it_over(
