@@ -1,4 +1,4 @@
-"""`python -m loadtest.endure idle|soak|workers`: what our router needs over many streams, a long time, some processes.
+"""`python -m loadtest.endure idle|sockets|soak|workers`: what our router needs under many, for long.
 
 Knows flags and what is printed. Exit codes: 0; 1 where it failed, or made errors; 2 for wrong usage.
 """
@@ -13,13 +13,14 @@ import uvloop
 from loadtest.endure.idle import measure_idle
 from loadtest.endure.processes import measure_processes, speedup
 from loadtest.endure.soak import measure_soak
+from loadtest.endure.sockets import measure_sockets
 from loadtest.errors import LoadError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     flags = _parser().parse_args(argv)
     try:
-        return {"idle": _idle, "soak": _soak, "workers": _processes}[flags.what](flags)
+        return {"idle": _idle, "sockets": _sockets, "soak": _soak, "workers": _processes}[flags.what](flags)
     except LoadError as error:
         print(f"loadtest.endure: {error}", file=sys.stderr)
         return error.exit_code
@@ -30,6 +31,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="what", required=True)
     idle = commands.add_parser("idle", help="memory of open idle streams")
     idle.add_argument("--streams", type=_positive, default=8000, metavar="N", help="default 8000")
+    sockets = commands.add_parser("sockets", help="memory of open WebSockets, idle and with a conversation")
+    sockets.add_argument("--sockets", type=_positive, default=4000, metavar="N", help="default 4000")
     soak = commands.add_parser("soak", help="memory under mixed load with clients that leave")
     soak.add_argument("--seconds", type=_positive, default=600, metavar="N", help="default 600")
     soak.add_argument("--clients", type=_positive, default=64, metavar="N", help="default 64")
@@ -55,6 +58,21 @@ def _idle(flags: argparse.Namespace) -> int:
     print(f"router: {idle.before_mb:.0f} MB before, {idle.open_mb:.0f} with them, {idle.after_mb:.0f} after they left")
     print(f"still counted as in flight: {idle.num_left}")
     return int(idle.num_left > 0)
+
+
+def _sockets(flags: argparse.Namespace) -> int:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found = runner.run(measure_sockets(flags.sockets))
+    print(
+        f"{found.num_sockets} WebSockets: {found.kb_each:.1f} KB each, "
+        f"{found.kb_each_talked:.1f} KB with a conversation of one turn"
+    )
+    print(
+        f"router: {found.before_mb:.0f} MB before, {found.open_mb:.0f} with them open, {found.talked_mb:.0f} with "
+        f"their conversations, {found.after_mb:.0f} after they left"
+    )
+    print(f"descriptors still open: {found.num_left}")
+    return int(found.num_left > 0)
 
 
 def _soak(flags: argparse.Namespace) -> int:

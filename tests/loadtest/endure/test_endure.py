@@ -8,6 +8,7 @@ from loadtest.endure.__main__ import main
 from loadtest.endure.idle import Idle
 from loadtest.endure.processes import Shared, speedup
 from loadtest.endure.soak import Soak
+from loadtest.endure.sockets import Sockets
 
 
 def test_a_stream_costs_what_the_router_grew_by() -> None:
@@ -35,9 +36,19 @@ def test_a_wrong_flag_is_wrong_usage(argv: list[str], capsys: pytest.CaptureFixt
     assert "usage:" in capsys.readouterr().err
 
 
+def test_more_sockets_than_descriptors_are_refused_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sockets", "--sockets", "1000000000"]) != 0
+    assert "--sockets: 1000000000 need so many descriptors" in capsys.readouterr().err
+
+
 def test_more_streams_than_descriptors_are_refused_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["idle", "--streams", "1000000000"]) != 0
     assert "--streams: 1000000000 need 2000000" in capsys.readouterr().err
+
+
+def test_a_socket_costs_what_the_router_grew_by() -> None:
+    found = Sockets(1024, before_mb=60.0, open_mb=70.0, talked_mb=75.0, after_mb=64.0, num_left=0)
+    assert (found.kb_each, found.kb_each_talked) == (10.0, 15.0)
 
 
 @pytest.mark.slow
@@ -48,3 +59,14 @@ def test_idle_streams_are_opened_measured_and_leave_nothing_behind() -> None:
     assert ended.returncode == 0, ended.stderr
     assert re.search(r"^200 idle streams: -?[0-9.]+ KB each$", ended.stdout, re.MULTILINE)
     assert "still counted as in flight: 0" in ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="counts by /proc")
+def test_sockets_are_opened_talk_are_measured_and_leave_nothing_behind() -> None:
+    command = [sys.executable, "-m", "loadtest.endure", "sockets", "--sockets", "200"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    each = r"^200 WebSockets: -?[0-9.]+ KB each, -?[0-9.]+ KB with a conversation of one turn$"
+    assert re.search(each, ended.stdout, re.MULTILINE)
+    assert "descriptors still open: 0" in ended.stdout
