@@ -23,6 +23,7 @@ from router.commons import Commons
 from router.config import ConfigError, Settings
 from router.core import Decision, Demand, Lease, Pool, Replica, Request
 from router.errand import Errand
+from router.handover import Handovers
 from router.listening import (
     LastReply,
     Served,
@@ -34,7 +35,7 @@ from router.listening import (
     open_grpc,
     open_names,
 )
-from router.outgoing import open_upstream, with_merging
+from router.outgoing import open_handovers, open_upstream, with_handovers, with_merging
 from router.placement import Placement
 from router.plugins import PluginError
 from router.ports import Reply
@@ -90,6 +91,9 @@ class Router:
         self.caches = Caches(self.index, self.prompts.has_tokenizer, listens=sharing is None)
         self.tokenizers = Tokenizers(self.prompts, self.caches.knowledge, logger, settings.token_cache_bytes)
         self.registry = self._new_registry()
+        self.adapters = Adapters(self.commons, self.registry, sharing)
+        self.budget = RetryBudget(settings.retry_budget_ratio)
+        self.handovers: Handovers | None = None
         self.placement = self._new_placement()
         self.queue = self._new_queue()
         self.upstream = open_upstream(time.monotonic, self._specs, PromptIds(self.prompts, self.tokenizers.loaded))
@@ -101,7 +105,6 @@ class Router:
         self.backlog = open_backlog(settings, self.commons.store, begin, clock, lambda: self.queue.num_waiting)
         self.lag_s = 0.0
         self.port: DataPort | None = None
-        self.adapters = Adapters(self.commons, self.registry, sharing)
         self.drain_timeout_s = settings.drain_timeout_s
         pages.add_gauges(self)
 
@@ -124,6 +127,7 @@ class Router:
             running = [
                 group.create_task(watch()),
                 group.create_task(self.tokenizers.run()),
+                group.create_task(self.adapters.run()),
                 group.create_task(self._tick_relays()),
                 group.create_task(self._sweep(port)),
                 group.create_task(self.responses.runs.watch()),
@@ -136,7 +140,6 @@ class Router:
                 await stop.wait()
                 await self._drain()
             for task in running:
-                group.create_task(self.adapters.run()),
                 task.cancel()
 
     async def _watch_replicas(self) -> None:
@@ -274,6 +277,10 @@ class Router:
         if self.sharing is not None:
             available = self._available_now
             reserve = self._reserve_and_tell
+        if any(spec.role is not None for spec in self._specs):
+            shared = (self.index, self.budget, self.metrics, self.caches)
+            policy, self.handovers = open_handovers(self.settings, policy, reserve, *shared)
+            reserve = self.handovers.take
         index, clock = self.index, time.monotonic
         return Placement(available, registry.has_ready, reserve, index, policy, clock, on_device=index.match_device)
 
@@ -322,6 +329,7 @@ class Router:
     async def known(self, model: str, deadline: float) -> tuple[Pool, str | None]:
         """Nobody waits for a replica to say what it serves for longer than for a place on it."""
         until = min(deadline, time.monotonic() + self.settings.queue_timeout_s)
+        await self.adapters.until_listed(model, until)
         return await self.registry.known(model, until)
 
     def _new_proxy(self) -> Proxy:
@@ -333,8 +341,7 @@ class Router:
             prompts=self.prompts,
             queue=self.queue,
             placer=self.placement,
-            upstream=with_merging(self.upstream, self._specs),
-        await self.adapters.until_listed(model, until)
+            upstream=with_handovers(with_merging(self.upstream, self._specs), self.handovers),
             clock=time.monotonic,
             limits=ProxyLimits(
                 max_attempts=settings.max_attempts,
@@ -344,7 +351,7 @@ class Router:
                 forward_credentials=settings.forward_authorization,
             ),
             times=RelayTimes(settings.heartbeat_after_s, settings.heartbeat_interval_s),
-            budget=RetryBudget(settings.retry_budget_ratio),
+            budget=self.budget,
             journal=Journal(self.metrics, self.logger, *self.caches.learners(), recording=self.recording),
             open_relays=self.relays,
             names=self.names,

@@ -39,3 +39,27 @@ class Explanation(msgspec.Struct, frozen=True, gc=False):
     expected_output_tokens: float
     weighed: Sequence[Weighed]
     decision: Decision | None
+
+
+class Handover(Decision, frozen=True, kw_only=True, gc=False):
+    """Two replicas: the prompt is computed where `prefill` says, its KV goes to this one, which decodes. `alone` is
+    what this one would do by itself; `moved_tokens` of the prompt go from one to the other."""
+
+    prefill: Decision
+    alone: Decision
+    moved_tokens: int
+
+    @property
+    def reason(self) -> str:
+        """Also says who computes the prompt."""
+        return f"{super().reason}; prefill={self.prefill.replica.id}; moved_tokens={self.moved_tokens}"
+
+
+class Alone(Decision, frozen=True, kw_only=True, gc=False):
+    """What was to be a handover, and had to be done by one: `failed` is the replica that did not compute the prompt."""
+
+    failed: str
+
+    @property
+    def reason(self) -> str:
+        return f"{super().reason}; prefill_failed={self.failed}"

@@ -62,8 +62,8 @@ class Settings:
         (), "engines' own POST routes to pass on, for a star all that begin so; repeatable", each="PATH[,PATH]"
     )
     max_in_flight: int = _setting(256, "open requests that one replica may hold")
-    kv_transfer_tokens_per_s: float = _setting(
-        20000.0, "a prompt's KV from prefill to decode replicas, until it is learned", "tokens a second"
+    kv_transfer_token_s: float = _setting(
+        0.00005, "moving a prompt token's KV from a prefill to a decode replica, until it is learned", "seconds"
     )
     max_open_requests: int = _setting(20000, "open requests in all processes of this host, queued ones included")
     max_waiting: int = _setting(10000, "requests that may wait for a replica")

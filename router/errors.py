@@ -193,6 +193,13 @@ class UpstreamTimeout(UpstreamError):
     code = "replica_timeout"
 
 
+class HandoverFailed(UpstreamError):
+    """Another replica was to compute the prompt, and has not: not the fault of the one that was to answer."""
+
+    code = "handover_failed"
+    blames_replica = False
+
+
 class UpstreamStatus(UpstreamError):
     """The replica answered with an error status; `body` is its answer, made an OpenAI error body."""
 

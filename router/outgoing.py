@@ -1,12 +1,22 @@
-"""How this process speaks to replicas: its pool of connections, and around it what some replicas ask for. Composes the
-upstream room over the settings; decides nothing."""
+"""How this process speaks to replicas: its pool of connections, and around it what some replicas ask for, those with
+roles included. Composes the upstream room, and the choice of pairs, over the settings; decides nothing."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from time import monotonic
 from typing import TYPE_CHECKING
 
-from router.core import ReplicaSpec
-from router.ports import Clock, Sink, TokenIds, Upstream
+from router.config import ConfigError, Settings
+from router.core import Decision, Demand, Lease, ReplicaSpec
+from router.handover import Handovers
+from router.ports import Clock, Policy, PrefixIndex, Sink, TokenIds, Upstream
+from router.prefix.caches import Caches
 from router.relay import Relay
+from router.retries import RetryBudget
+from router.routing.moving import Moving
+from router.routing.splitting import Splitting
+from router.telemetry.metrics import Metrics
+from router.upstream.handover import HandoverUpstream
+from router.upstream.handshakes import can_split
 from router.upstream.http import HttpUpstream
 from router.upstream.merging import MergingUpstream
 
@@ -19,8 +29,8 @@ def open_upstream(clock: Clock, specs: Iterable[ReplicaSpec], ids: TokenIds) -> 
     http = HttpUpstream(clock)
     if not any(spec.url.startswith("grpc") for spec in specs):
         return http
-    from router.upstream.grpc.pool import GrpcUpstream  # and the contracts' messages, for those who need them
     from router.upstream.grpc.planning import Planner
+    from router.upstream.grpc.pool import GrpcUpstream  # and the contracts' messages, for those who need them
     from router.upstream.schemes import SchemeUpstream
 
     return SchemeUpstream(http, GrpcUpstream(clock, Planner(ids)))
@@ -29,6 +39,41 @@ def open_upstream(clock: Clock, specs: Iterable[ReplicaSpec], ids: TokenIds) -> 
 def with_merging(pool: Upstream, specs: Iterable[ReplicaSpec]) -> Upstream:
     """The pool itself where no replica is sent several requests as one."""
     return MergingUpstream(pool, _prompt_tokens) if any(spec.merge is not None for spec in specs) else pool
+
+
+def with_handovers(upstream: Upstream, handovers: Handovers | None) -> Upstream:
+    return upstream if handovers is None else HandoverUpstream(upstream, handovers.plan_of)
+
+
+def open_handovers(
+    settings: Settings,
+    policy: Policy,
+    reserve: Callable[[Demand, Decision], Lease],
+    index: PrefixIndex,
+    budget: RetryBudget,
+    metrics: Metrics,
+    caches: Caches,
+) -> tuple[Policy, Handovers]:
+    """Where replicas have roles: the policy that also chooses pairs, and who takes both leases. Raises ConfigError."""
+    try:
+        moving = Moving(settings.kv_transfer_token_s)
+    except ValueError:
+        raise ConfigError("The setting `kv_transfer_token_s` must be more than 0.") from None
+    splitting = Splitting(policy, can_split, moving, settings.max_in_flight)
+    failed, answered = caches.learners()
+    handovers = Handovers(
+        reserve=reserve,
+        index=index,
+        budget=budget,
+        clock=monotonic,
+        moving=moving,
+        pause=splitting.pause,
+        metrics=metrics,
+        failed=failed,
+        answered=answered,
+        forwards_credentials=settings.forward_authorization,
+    )
+    return splitting, handovers
 
 
 def _prompt_tokens(sink: Sink) -> int | None:

@@ -19,6 +19,7 @@ from router.core import (
     Prompt,
     ReplicaSpec,
     Request,
+    Usage,
     Whereabouts,
 )
 from router.errors import UpstreamError
@@ -122,6 +123,24 @@ class Upstream(Protocol):
         """Connect if need be, and send; the answer comes to the sink. Raises UpstreamError if it could not be sent."""
 
     async def close(self) -> None: ...
+
+
+class HandoverPlan(Protocol):
+    """One request on two replicas, as its exchange sees it: what is sent to the one that computes the prompt, and to
+    the one that answers, there less what the first says; both at once, or one after the other."""
+
+    first: Attempt
+    second: Attempt
+    is_together: bool
+
+    def begun(self, usage: Usage | None) -> None:
+        """The first has done its part."""
+
+    def failed(self, error: UpstreamError) -> bool:
+        """The first has not. May the second do both?"""
+
+    def has_answered(self) -> bool:
+        """Did the second begin to answer?"""
 
 
 class PromptReader(Protocol):

@@ -171,8 +171,10 @@ class FakeUpstream:
 
 @dataclass(eq=False)
 class FakePrompts:
-    """64 tokens for whatever is asked, other blocks for other bodies. While `may_read` is clear, reading never ends."""
+    """So many tokens for whatever is asked, other blocks for other bodies. While `may_read` is clear, reading never
+    ends."""
 
+    num_tokens: int = 64
     may_read: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -180,7 +182,7 @@ class FakePrompts:
 
     async def read(self, request: Request, pool: Pool, adapter: str | None) -> Prompt:
         await self.may_read.wait()
-        return make_prompt(64, first_hash=zlib.crc32(request.body))
+        return make_prompt(self.num_tokens, first_hash=zlib.crc32(request.body))
 
 
 class Station:

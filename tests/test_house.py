@@ -30,7 +30,7 @@ LAYERS = [
         "telemetry",
     },
     {"admission", "routing", "prefix", "replicas", "upstream"},
-    {"proxy", "relay", "placement", "workers"},
+    {"proxy", "relay", "placement", "handover", "workers"},
     {"transports", "jobs"},
     {"commons"},
     {"app", "adapting", "backlog", "explaining", "listening", "outgoing", "pages", "serving", "tokenizing"},

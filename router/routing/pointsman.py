@@ -65,7 +65,7 @@ class _Fleet:
     def compare(self) -> None:
         steps = [(each.id, each.step) for each in islice(self.replicas, MAX_COMPARED)]
         self.step = StepModel(*(median([getattr(step, name) for _, step in steps]) for name in COEFFICIENTS))
-        self.odd = {id: step for id, step in steps if _differs(step, self.step)}
+        self.odd = {id: step for id, step in steps if differs(step, self.step)}
 
 
 @dataclass(eq=False, slots=True)
@@ -249,7 +249,8 @@ def _need(demand: Demand, view: View, options: Sequence[Option]) -> Need:
     return Need(view.now, demand.prompt, view.expected_output_tokens, most_held, demand.adapter, demand.request.slo)
 
 
-def _differs(step: StepModel, usual: StepModel) -> bool:
+def differs(step: StepModel, usual: StepModel) -> bool:
+    """Really, and not by the noise of what was learned?"""
     pairs = ((step.token_s, usual.token_s), (step.decode_s(*TYPICAL), usual.decode_s(*TYPICAL)))
     return any(abs(own - other) > SPEED_NOISE * other for own, other in pairs)
 

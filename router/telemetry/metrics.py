@@ -115,6 +115,8 @@ class Metrics:
         self.requests = c("pointsman_requests", "Requests ended, by how.", ("model", "outcome", "status"))
         self.attempts = c("pointsman_attempts", "Attempts on replicas, by how they ended.", ("replica", "outcome"))
         self.retries = c("pointsman_retries", "Attempts after the first, by the error before.", ("reason",))
+        halves = ("prefill", "decode", "outcome")
+        self.handovers = c("pointsman_handovers", "Prompts computed by one for another, by how it went.", halves)
         self.tokens = c("pointsman_tokens", "Tokens as replicas reported them.", ("model", "kind"))
         self.predicted = c("pointsman_predicted_cached_tokens", "Prompt tokens expected in the cache.", ("model",))
         self.first_byte = h("pointsman_time_to_first_token_seconds", "Arrival to first content byte.", ("model",))
@@ -126,7 +128,7 @@ class Metrics:
         self._gauges.append((name, help, labels, samples))
 
     def collect(self) -> Iterator[Metric]:
-        counted = (self.requests, self.attempts, self.retries, self.tokens, self.predicted)
+        counted = (self.requests, self.attempts, self.retries, self.tokens, self.predicted, self.handovers)
         for metric in (*counted, self.first_byte, self.duration, self.placed):
             yield metric.family()
         for name, help, labels, samples in self._gauges:

@@ -53,7 +53,8 @@ def test_adapters_reach_every_engine_and_every_router_process(tmp_path: Path) ->
         for engine in engines:
             command += ["--replica", engine.url]
         with running(command, until="serving") as fleet:
-            wait_until(lambda: get_json(f"{fleet.admin_url}/readyz")["replicas_ready"] == 2, WITHIN_S, "both are ready")
+            states = ["ready"] * 2
+            wait_until(lambda: [row["state"] for row in fleet.replicas()] == states, WITHIN_S, "both are ready")
             status, answer = order(fleet, "load", lora_name="none", lora_path=str(tmp_path / "nowhere"))
             assert (status, answer["error"]["param"]) == (400, "lora_path")
             assert all(engine.id in answer["error"]["message"] for engine in engines)

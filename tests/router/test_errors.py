@@ -3,7 +3,7 @@ import inspect
 import pytest
 
 from router import errors
-from router.errors import InvalidRequest, PointsmanError, UpstreamError, UpstreamStatus
+from router.errors import HandoverFailed, InvalidRequest, PointsmanError, UpstreamError, UpstreamStatus
 
 CLASSES = [
     found
@@ -37,6 +37,7 @@ TABLE = {
     "ConnectionCut": (502, "upstream_error", "replica_connection_lost", True, True),
     "BadAnswer": (502, "upstream_error", "replica_bad_answer", True, True),
     "UpstreamTimeout": (504, "upstream_error", "replica_timeout", True, True),
+    "HandoverFailed": (502, "upstream_error", "handover_failed", True, False),
 }
 
 
@@ -54,7 +55,8 @@ def test_each_error_states_its_status_its_words_and_whose_fault_it_is(found: typ
 def test_only_a_replicas_error_is_retryable_or_blames_it(found: type[PointsmanError]) -> None:
     is_replicas = issubclass(found, UpstreamError)
     assert found.retryable == is_replicas
-    assert found.blames_replica == is_replicas
+    # What another replica did not do is not the fault of the one that was to answer.
+    assert found.blames_replica == (is_replicas and found is not HandoverFailed)
 
 
 # status: (retryable, blames_replica). A 4xx is the client's; 429 and 503 are back-pressure, not faults.

@@ -263,8 +263,8 @@ def test_nobody_else_reserves() -> None:
     """A path that reserved on its own would be a path that may forget to."""
     root = Path(router.__file__).parent
     callers = {(path.name, name) for path in root.rglob("*.py") for name in _callers(path, "reserve")}
-    # The second is what the first is given where several processes share the replicas.
-    assert callers == {("placement.py", "place"), ("app.py", "_reserve_and_tell")}
+    # The second is what the first is given where several processes share the replicas, the third where they have roles.
+    assert callers == {("placement.py", "place"), ("app.py", "_reserve_and_tell"), ("handover.py", "take")}
 
 
 def _callers(path: Path, method: str) -> set[str]:

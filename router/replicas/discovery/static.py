@@ -3,12 +3,16 @@
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 from urllib.parse import SplitResult, urlsplit
 
-from router.core import Merge, ReplicaSpec
+from router.core import Merge, ReplicaSpec, Role
 
-OPTIONS = ("tokenizer", "api_key", "kv", "replay", "ranks", "merge")
-FORM = "URL[,tokenizer=PATH][,api_key=KEY][,kv=EVENTS_URL|auto][,replay=URL][,ranks=N][,merge=MS[:N]]"
+OPTIONS = ("tokenizer", "api_key", "kv", "replay", "ranks", "merge", "role", "bootstrap")
+FORM = (
+    "URL[,tokenizer=PATH][,api_key=KEY][,kv=EVENTS_URL|auto][,replay=URL][,ranks=N][,merge=MS[:N]]"
+    "[,role=prefill|decode][,bootstrap=PORT]"
+)
 SCHEMES = ("http", "https", "grpc", "grpcs")
 # ZMQ, what is polled, and our own engine's gRPC.
 EVENT_SCHEMES = ("tcp", "ipc", "http", "https", "grpc")
@@ -49,7 +53,8 @@ def parse_replicas(text: str) -> list[ReplicaSpec]:
     _check_events(url, named)
     merge = _parse_merge(url, named.pop("merge", None))
     spec = ReplicaSpec(url, named.get("api_key"), named.get("tokenizer"), named.get("kv"), named.get("replay"))
-    spec = replace(spec, merge=merge)
+    role = _parse_role(url, named.get("role"))
+    spec = replace(spec, merge=merge, role=role, bootstrap_port=_parse_bootstrap(url, role, named.get("bootstrap")))
     return [spec] if num_ranks is None else [_of_rank(spec, rank) for rank in range(num_ranks)]
 
 
@@ -58,6 +63,22 @@ def _parse_ranks(url: str, text: str | None) -> int | None:
         return None
     if not text.isdecimal() or not 1 <= int(text) <= MOST_RANKS:
         raise ValueError(f"replica `{url}`: `ranks` must be a number from 1 to {MOST_RANKS}, not `{text}`")
+    return int(text)
+
+
+def _parse_role(url: str, text: str | None) -> Role | None:
+    if text in (None, "prefill", "decode"):
+        return cast(Role | None, text)
+    raise ValueError(f"replica `{url}`: `role` must be prefill or decode, not `{text}`")
+
+
+def _parse_bootstrap(url: str, role: Role | None, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if role != "prefill":
+        raise ValueError(f"replica `{url}`: `bootstrap` goes with `role=prefill`")
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise ValueError(f"replica `{url}`: `bootstrap` must be a port from 1 to 65535, not `{text}`")
     return int(text)
 
 

@@ -39,7 +39,10 @@ def test_a_replica_is_read_from_text(text: str, spec: ReplicaSpec) -> None:
         ("http://a?x=1", "not supported"),
         ("http://a:8000/v1", "without /v1"),
         ("http://a,tokeniser=t", "unknown option `tokeniser`; did you mean `tokenizer`?"),
-        ("http://a,colour=red", "unknown option `colour`; there are tokenizer, api_key"),
+        ("http://a,shiny=yes", "unknown option `shiny`; there are tokenizer, api_key"),
+        ("http://a,role=both", "`role` must be prefill or decode, not `both`"),
+        ("http://a,bootstrap=8998", "`bootstrap` goes with `role=prefill`"),
+        ("http://a,role=prefill,bootstrap=0", "`bootstrap` must be a port from 1 to 65535, not `0`"),
         ("http://a,tokenizer", "option 1 is not key=value"),
         ("http://a,tokenizer=", "`tokenizer` has no value"),
         ("http://a,api_key=a,api_key=b", "`api_key` is given twice"),
@@ -66,6 +69,13 @@ def test_data_parallel_ranks_are_replicas_of_their_own_whose_ports_follow_each_o
     assert [spec.kv for spec in parse_replicas("http://a:8000,kv=auto,ranks=2")] == ["auto", "auto"]
     with pytest.raises(ValueError, match="must end with a port"):
         parse_replicas("http://a,ranks=2")
+
+
+def test_a_replica_may_have_a_role() -> None:
+    assert parse_replica("http://a").role is None
+    assert parse_replica("http://a,role=decode").role == "decode"
+    first = parse_replica("http://a,role=prefill,bootstrap=9000")
+    assert (first.role, first.bootstrap_port) == ("prefill", 9000)
 
 
 def test_requests_can_be_merged_for_a_time_and_up_to_a_number() -> None:
