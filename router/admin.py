@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -55,6 +56,58 @@ async def explain(url: str, message: str, model: str | None, *, as_json: bool) -
         return 1
     print(json.dumps(answer, indent=2) if as_json else _explained(answer))
     return 0
+
+
+async def show_webhooks(url: str, *, as_json: bool) -> int:
+    """Print the webhooks that were given up. 1 when the router cannot be asked."""
+    answer = await _ask("GET", f"{url.rstrip('/')}/admin/webhooks")
+    if answer is None:
+        return 1
+    if as_json:
+        print(json.dumps(answer["webhooks"], indent=2))
+        return 0
+    rows = [[each["id"], each["owner"], each["status"], each["fault"]] for each in answer["webhooks"]]
+    print(_aligned([["JOB", "TENANT", "STATUS", "FAULT"], *rows]))
+    return 0
+
+
+async def replay_webhooks(url: str, ids: Sequence[str]) -> int:
+    """Send webhooks anew; all that were given up where no id is named. 1 where one could not be."""
+    url = url.rstrip("/")
+    if not ids:
+        answer = await _ask("GET", f"{url}/admin/webhooks")
+        if answer is None:
+            return 1
+        ids = [each["id"] for each in answer["webhooks"]]
+    told = [await _ask("POST", f"{url}/admin/webhooks/{quote(id)}/replay") for id in ids]
+    num_replayed = sum(each is not None for each in told)
+    print(f"{num_replayed} of {len(ids)} are sent again")
+    return 0 if num_replayed == len(ids) else 1
+
+
+async def show_secrets(url: str, *, rotates: bool, overlap_s: float) -> int:
+    """Print which secrets sign webhooks; with `rotates`, a new one first, which is never shown again."""
+    where = f"{url.rstrip('/')}/admin/webhooks/secrets"
+    answer = await _ask("POST", where, {"overlap_seconds": overlap_s}) if rotates else await _ask("GET", where)
+    if answer is None:
+        return 1
+    if rotates:
+        print(answer["secret"])
+        print("the line above is never shown again; it signs from now on", file=sys.stderr)
+    rows = [
+        [
+            each["id"],
+            each["from"],
+            *("-" if at is None else _moment(at) for at in (each["created_at"], each["signs_until"])),
+        ]
+        for each in answer["secrets"]
+    ]
+    print(_aligned([["SECRET", "FROM", "CREATED", "SIGNS UNTIL"], *rows]), file=sys.stderr if rotates else sys.stdout)
+    return 0
+
+
+def _moment(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s).isoformat(" ", "seconds")
 
 
 def _explained(answer: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@ nothing itself."""
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from router.admission.opening import state_folder
@@ -15,7 +15,8 @@ from router.jobs.files import Shelf
 from router.jobs.hooks import HookSender
 from router.jobs.pages import JobPages
 from router.jobs.runner import Begin, JobRunner
-from router.jobs.signing import Signer, parse_secret
+from router.jobs.secrets import SecretBook
+from router.jobs.signing import parse_secret
 from router.ports import Clock
 from router.store.connection import Store
 
@@ -58,7 +59,7 @@ def open_backlog(
 
     book, shelf, reach = JobBook(store), _shelf(settings), _reach(settings)
     runner = JobRunner(book, begin, clock, num_free, settings.request_timeout_s)
-    sender = HookSender(book, _signer(settings), reach)
+    sender = HookSender(book, SecretBook(store, _secrets(settings)), reach)
     batches = BatchBook(book)
     pages = JobPages(book, batches, shelf, runner, sender, reach, settings.job_keep_s)
     return Backlog(pages, BatchRunner(batches, shelf, runner.wake))
@@ -76,8 +77,8 @@ def _reach(settings: Settings) -> Reach:
         raise ConfigError(f"The setting `webhook_network` is wrong: {error}.") from None
 
 
-def _signer(settings: Settings) -> Signer:
+def _secrets(settings: Settings) -> Sequence[bytes]:
     try:
-        return Signer([parse_secret(secret) for secret in settings.webhook_secret])
+        return [parse_secret(secret) for secret in settings.webhook_secret]
     except ValueError as error:
         raise ConfigError(f"The setting `webhook_secret` is wrong: {error}.") from None

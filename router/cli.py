@@ -7,10 +7,10 @@ import difflib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from importlib.metadata import version
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import uvloop
 
@@ -124,6 +124,34 @@ def _add_batch(parser: argparse.ArgumentParser) -> None:
     batchcommands.add_batch(parser, DATA_URL)
 
 
+def _add_webhooks(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(metavar="ACTION", required=True, parser_class=_Parser)
+
+    def add(name: str, text: str, run: Callable[[argparse.Namespace], Coroutine[Any, Any, int]]) -> _Parser:
+        action: _Parser = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        action.add_argument("--admin-url", default=ADMIN_URL, help=f"the router's admin port (default {ADMIN_URL})")
+        action.set_defaults(parser=action, command=lambda flags: asyncio.run(run(flags)))
+        return action
+
+    listing = add("list", "show those that were given up", _show_webhooks)
+    listing.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    replay = add("replay", "send them anew", lambda flags: admin.replay_webhooks(flags.admin_url, flags.id))
+    replay.add_argument("id", nargs="*", help="of jobs, as `list` shows them (default: all there)")
+    secrets = add("secrets", "show which secrets sign, and make new ones", _show_secrets)
+    secrets.add_argument("--rotate", action="store_true", help="make a new one; it is printed once")
+    secrets.add_argument(
+        "--overlap-hours", type=float, default=24.0, metavar="N", help="older ones sign for so long (default 24)"
+    )
+
+
+async def _show_webhooks(flags: argparse.Namespace) -> int:
+    return await admin.show_webhooks(flags.admin_url, as_json=flags.json)
+
+
+async def _show_secrets(flags: argparse.Namespace) -> int:
+    return await admin.show_secrets(flags.admin_url, rotates=flags.rotate, overlap_s=flags.overlap_hours * 3600.0)
+
+
 def _add_keys(parser: argparse.ArgumentParser) -> None:
     keycommands.add_keys(parser, _keyring)
 
@@ -142,6 +170,7 @@ _COMMANDS: Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]] =
     "keys": (_add_keys, "create, list, change and revoke API keys"),
     "tenants": (_add_tenants, "shares and limits that hold for all keys of a tenant"),
     "chat": (_add_chat, "talk to a model through the router"),
+    "webhooks": (_add_webhooks, "list and replay webhooks that were given up; their secrets"),
     "batch": (_add_batch, "run a file of requests, and fetch what came of it"),
 }
 

@@ -21,6 +21,7 @@ from router.config import Settings
 from router.core import Headers
 from router.errors import PointsmanError
 from router.explaining import add_explain_route
+from router.jobs.pages import JobPages, add_operator_routes
 from router.listening import open_admin
 from router.prefix.indexer import Indexer, instances_of
 from router.supervisor import RestartFailed, Supervisor
@@ -52,11 +53,13 @@ def open_front(settings: Settings, logger: logging.Logger) -> Front:
     # The private server is the supervisor's; to its workers it is one like any other.
     server = router.commons.server
     supervisor = Supervisor(replace(settings, redis=NONE if router.commons.store is None else router.commons.store.url))
-    company = Company(supervisor, router.keyring)
+    store = router.commons.store
+    company = Company(supervisor, router.keyring, None if router.backlog is None else router.backlog.pages)
 
     async def run(stop: asyncio.Event, on_open: Callable[[], None]) -> None:
         private = server.opened() if server is not None else contextlib.nullcontext()
-        async with private, open_admin(company_routes(company), settings):
+        asked = store.opened() if store is not None else contextlib.nullcontext()
+        async with private, asked, open_admin(company_routes(company), settings):
             await supervisor.run(stop, on_open)
 
     return Front(run, company.ready, company.models, supervisor.restart_soon)
@@ -88,6 +91,8 @@ def company_routes(company: "Company") -> web.Application:
     app.middlewares.append(guard(company.keyring))
     app.middlewares.append(company.middleware())
     add_key_routes(app, company.keyring)
+    if company.jobs is not None:
+        add_operator_routes(app, company.jobs)
     add_indexer_routes(app, company.indexer(), company.export)
     add_explain_route(app, company.explain)
     app.router.add_post("/admin/workers/restart", company.restart)
@@ -96,11 +101,12 @@ def company_routes(company: "Company") -> web.Application:
 
 
 class Company:
-    """A method for each page."""
+    """A method for each page; `jobs` has those of webhooks."""
 
-    def __init__(self, supervisor: Supervisor, keyring: Keyring) -> None:
+    def __init__(self, supervisor: Supervisor, keyring: Keyring, jobs: JobPages | None = None) -> None:
         self._supervisor = supervisor
         self.keyring = keyring
+        self.jobs = jobs
 
     def indexer(self) -> Indexer:
         """What the feed knows of caches, for others to ask."""

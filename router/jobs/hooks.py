@@ -20,6 +20,7 @@ import msgspec
 from router.errors import InvalidRequest
 from router.jobs.addresses import AddressRefused, CheckedResolver, Reach
 from router.jobs.book import DueHook, JobBook
+from router.jobs.secrets import SecretBook
 from router.jobs.signing import Signer
 from router.jobs.states import Job
 from router.store.errors import StoreAway
@@ -65,7 +66,7 @@ class HookSender:
     """`run` ends when it is cancelled; what it was sending then is tried again by another."""
 
     book: JobBook
-    signer: Signer
+    secrets: SecretBook
     reach: Reach
     wall: Callable[[], float] = time.time
     random: Callable[[], float] = random.random
@@ -114,7 +115,7 @@ class HookSender:
     async def _attempt(self, session: aiohttp.ClientSession, job: Job) -> Sent:
         hook = job.hook
         assert hook is not None  # it is due
-        body, headers = self._message(job)
+        body, headers = self._message(job, await self.secrets.signer())
         try:
             self.reach.check_url(hook.url)  # what was allowed when it was submitted may be so no longer
             async with session.post(hook.url, data=body, headers=headers, allow_redirects=False) as response:
@@ -142,13 +143,13 @@ class HookSender:
             wait_s = SCHEDULE_S[due.attempt - 1] * (1.0 + JITTER * self.random())
             await self.book.hooked(due, "again", max(wait_s, sent.retry_after_s), sent.fault)
 
-    def _message(self, job: Job) -> tuple[bytes, dict[str, str]]:
+    def _message(self, job: Job, signer: Signer) -> tuple[bytes, dict[str, str]]:
         hook = job.hook
         assert hook is not None  # it is due
         event = event_of(job)
         body = msgspec.json.encode(event if not hook.is_cloud_event else event["data"])
         headers = {"content-type": "application/json", "user-agent": "pointsman-webhooks"}
-        headers |= self.signer.headers(event["id"], int(self.wall()), body)
+        headers |= signer.headers(event["id"], int(self.wall()), body)
         if hook.is_cloud_event:
             headers |= {
                 "ce-specversion": "1.0",

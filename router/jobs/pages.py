@@ -24,6 +24,8 @@ from router.transports.keypages import CALLER
 
 SSE_POLL_S = 0.25
 MAX_LISTED = 100
+# While a webhook secret is replaced, the old one signs too.
+OVERLAP_S, MAX_OVERLAP_S = 24 * 3600.0, 30 * 24 * 3600.0
 PURPOSES = ("batch", "user_data", "assistants", "vision", "fine-tune", "evals")
 
 
@@ -177,6 +179,20 @@ class JobPages:
         self.sender.wake()
         return _json({"id": id, "webhook_status": "pending"})
 
+    async def secrets(self, _: web.Request) -> web.Response:
+        """Which sign webhooks, for operators."""
+        return _json({"secrets": await self.sender.secrets.told()})
+
+    async def rotate(self, request: web.Request) -> web.Response:
+        """A new secret, in the only answer that ever holds it."""
+        asked = _decoded(await request.read() or b"{}")
+        overlap_s = asked.get("overlap_seconds", OVERLAP_S)
+        if type(overlap_s) not in (int, float) or not 0 <= overlap_s <= MAX_OVERLAP_S:
+            words = f"`overlap_seconds` must be a number from 0 to {MAX_OVERLAP_S:.0f}."
+            raise InvalidRequest(words, param="overlap_seconds")
+        secret = await self.sender.secrets.rotate(overlap_s)
+        return _json({"secret": secret, "secrets": await self.sender.secrets.told()}, 201)
+
     async def _follow(self, request: web.Request, job: Job) -> web.StreamResponse:
         """An event for each change of its state, the last with the answer."""
         response = web.StreamResponse(headers={"content-type": "text/event-stream", "cache-control": "no-cache"})
@@ -242,6 +258,8 @@ def add_operator_routes(app: web.Application, pages: JobPages) -> None:
     app.middlewares.append(tells_away)
     app.router.add_get("/admin/webhooks", pages.dead_hooks)
     app.router.add_post("/admin/webhooks/{id}/replay", pages.replay_any)
+    app.router.add_get("/admin/webhooks/secrets", pages.secrets)
+    app.router.add_post("/admin/webhooks/secrets", pages.rotate)
 
 
 @web.middleware

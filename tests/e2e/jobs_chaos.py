@@ -25,9 +25,12 @@ SAMPLE_S = 0.1
 
 
 class Receiver:
-    """Takes webhooks; every fifth is answered with an error at first. `bodies` by webhook id."""
+    """Takes webhooks: the very first is answered with `first_status` where that is given, else every fifth with an
+    error at first. `bodies` by webhook id, `heads` in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_status: int | None = None) -> None:
+        self.heads: list[tuple[dict[str, str], bytes]] = []
+        self._first_status = first_status
         self.bodies: dict[str, list[bytes]] = defaultdict(list)
         self._lock = threading.Lock()
         receiver = self
@@ -35,7 +38,7 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
-                self.send_response(receiver._take(str(self.headers["webhook-id"]), body))
+                self.send_response(receiver._take(dict(self.headers.items()), body))
                 self.end_headers()
 
             def log_message(self, format: str, *arguments: object) -> None:
@@ -55,9 +58,13 @@ class Receiver:
             self._server.server_close()
             thread.join()
 
-    def _take(self, id: str, body: bytes) -> int:
+    def _take(self, headers: dict[str, str], body: bytes) -> int:
         with self._lock:
+            id = headers["webhook-id"]
+            self.heads.append((headers, body))
             self.bodies[id].append(body)
+            if self._first_status is not None:
+                return self._first_status if len(self.heads) == 1 else 200
             return 500 if len(self.bodies) % 5 == 0 and len(self.bodies[id]) == 1 else 200
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.e2e.company import company
 from tests.e2e.fake_replica import FakeReplica, fake_replicas
 from tests.e2e.fleet import BIN, Fleet, get_json, wait_until
+from tests.e2e.jobs_chaos import Receiver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -149,3 +150,31 @@ def test_the_sdk_prefers_to_come_back(fleet: Fleet) -> None:
 
     wait_until(has_ended, 60, "the job has ended")
     assert job["response"]["body"]["choices"][0]["message"]["content"] == "later"
+
+
+def test_webhooks_are_listed_replayed_and_their_secrets_replaced_with_several_workers(fleet: Fleet) -> None:
+    receiver = Receiver(first_status=410)
+    body = {"model": "m", "messages": [{"role": "user", "content": "tell"}], "webhook_endpoint": receiver.url}
+    with receiver.serving():
+        secret = admin(fleet, "secrets", "--rotate").stdout.strip()
+        client = openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="-")
+        job: Any = client.post("/async/chat/completions", cast_to=object, body=body)
+        wait_until(lambda: job["id"] in admin(fleet, "list").stdout, 60, "the webhook is given up")
+        row = next(line for line in admin(fleet, "list").stdout.splitlines() if line.startswith(job["id"]))
+        assert "410" in row
+        assert admin(fleet, "replay").stdout == "1 of 1 are sent again\n"
+        wait_until(lambda: len(receiver.heads) == 2, 60, "it is sent again")
+        (first, sent), (second, _) = receiver.heads
+        assert first["webhook-id"] == second["webhook-id"] == f"evt_{job['id']}"
+        wait_until(lambda: len(admin(fleet, "list").stdout.splitlines()) == 1, 60, "none is given up")
+    unwrapped = client.webhooks.unwrap(sent, first, secret=secret)
+    assert unwrapped.type == "response.completed"
+    shown = admin(fleet, "secrets")
+    assert "rotation" in shown.stdout
+    assert secret not in shown.stdout
+    assert "There is no asynchronous request `async_x`" in admin(fleet, "replay", "async_x").stderr
+
+
+def admin(fleet: Fleet, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [str(BIN / "pointsman"), "webhooks", *words, "--admin-url", fleet.admin_url]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -20,7 +20,7 @@ from router.jobs.files import Shelf
 from router.jobs.hooks import HookSender
 from router.jobs.pages import JobPages, add_job_routes, add_operator_routes
 from router.jobs.runner import JobRunner
-from router.jobs.signing import Signer
+from router.jobs.secrets import SecretBook
 from router.jobs.states import Job
 from router.store.connection import Store
 from router.transports.keypages import CALLER
@@ -104,7 +104,7 @@ async def open_rig(store: Store, folder: Path, *, hooks: bool = False, answers: 
     book, room = JobBook(store), [8]
     runner = JobRunner(book, station.proxy.begin, station.clock, lambda num_held: room[0] - num_held)
     reach = Reach(allowed=[ipaddress.ip_network("127.0.0.0/8")], allows_http=True)
-    sender = HookSender(book, Signer([SECRET]), reach)
+    sender = HookSender(book, SecretBook(store, [SECRET]), reach)
     shelf = Shelf(folder, max_file_bytes=100_000, owner_bytes=250_000)
     batches = BatchBook(book)
     batch_runner = BatchRunner(batches, shelf, runner.wake, window=20)
