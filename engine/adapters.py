@@ -25,7 +25,7 @@ class Adapter:
     """An adapter in host memory. `digest` is of its weights; `load` numbers its loading in this process, from 1: a name
     may come again.
 
-    `is_gone`: unloaded; the sequences that already have it go on.
+    `is_pinned`: it never leaves to make room. `is_gone`: unloaded; the sequences that already have it go on.
     """
 
     name: str
@@ -33,6 +33,7 @@ class Adapter:
     rank: int
     digest: int
     load: int
+    is_pinned: bool = False
     slot: int | None = None
     num_running: int = 0
     is_gone: bool = False
@@ -60,14 +61,17 @@ class Placement(NamedTuple):
 
 class AdapterSlots:
     """A slot is given to an adapter when a sequence with it starts to run, and taken from the least recently used
-    one that runs nothing."""
+    one that runs nothing. So are the places in host memory, of which there are `max_loaded`, None for any number."""
 
-    __slots__ = ("_by_name", "_free", "_loads", "_order", "_placements", "num_slots")
+    __slots__ = ("_by_name", "_free", "_loads", "_order", "_placements", "max_loaded", "num_crowded_out", "num_slots")
 
-    def __init__(self, num_slots: int = 0) -> None:
+    def __init__(self, num_slots: int = 0, max_loaded: int | None = None) -> None:
         self.num_slots = num_slots
+        self.max_loaded = max_loaded
+        self.num_crowded_out = 0
         self._free = list(reversed(range(num_slots)))
-        self._by_name: dict[str, Adapter] = {}
+        # Both with the least recently used first.
+        self._by_name: OrderedDict[str, Adapter] = OrderedDict()
         self._order: OrderedDict[Adapter, None] = OrderedDict()
         self._placements: list[Placement] = []
         self._loads = count(1)
@@ -85,11 +89,25 @@ class AdapterSlots:
         return next(self._loads)
 
     def check_new(self, name: str) -> None:
-        """Raises AdapterError if the name is taken, or there are no slots at all."""
+        """Raises AdapterError if the name is taken, there are no slots at all, or host memory is full of adapters that
+        stay."""
         if self.num_slots == 0:
             raise AdapterError("this engine was started with no room for adapters (--max-loras 0)")
         if name in self._by_name:
             raise AdapterError(f"the adapter {name} is loaded already; unload it first")
+        if self._is_full and self._oldest() is None:
+            raise AdapterError(
+                f"{len(self)} adapters are loaded and none can leave (--max-cpu-loras): each is in use or was named at "
+                "the start; unload one first"
+            )
+
+    def crowd_out(self) -> Adapter | None:
+        """Removes the one that has to leave before another is added, if one has to."""
+        oldest = self._oldest() if self._is_full else None
+        if oldest is not None:
+            self.num_crowded_out += 1
+            self.remove(oldest.name)
+        return oldest
 
     def add(self, adapter: Adapter) -> None:
         """Raises AdapterError as `check_new` does."""
@@ -121,6 +139,8 @@ class AdapterSlots:
             self._placements.append(Placement(adapter, adapter.slot))
         self._order[adapter] = None
         self._order.move_to_end(adapter)
+        if not adapter.is_gone:
+            self._by_name.move_to_end(adapter.name)
         adapter.num_running += 1
 
     def leave(self, adapter: Adapter) -> None:
@@ -140,6 +160,15 @@ class AdapterSlots:
         for adapter in list(self._order):
             self._vacate(adapter)
         self._placements.clear()
+
+    @property
+    def _is_full(self) -> bool:
+        return self.max_loaded is not None and len(self) >= self.max_loaded
+
+    def _oldest(self) -> Adapter | None:
+        """The least recently used that may leave host memory."""
+        loaded = self._by_name.values()
+        return next((adapter for adapter in loaded if not adapter.is_pinned and not adapter.num_running), None)
 
     def _idle(self) -> Adapter | None:
         return next((adapter for adapter in self._order if adapter.num_running == 0), None)

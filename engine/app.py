@@ -95,7 +95,7 @@ def build(config: EngineConfig) -> Parts:
     max_model_len = _max_model_len(config, model, num_blocks)
     events = _events(config)
     pool = BlockPool(num_blocks, BLOCK_SIZE, machine.num_host_blocks, records_changes=events is not None)
-    adapters = AdapterSlots(config.max_loras)
+    adapters = AdapterSlots(config.max_loras, config.max_cpu_loras)
     drafting = Drafting(config.prompt_lookup_tokens) if config.prompt_lookup_tokens else None
     scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens, adapters, drafting)
     engine = EngineLoop(EngineCore(scheduler), runner.run)

@@ -66,6 +66,11 @@ class EngineConfig:
         "a LoRA adapter to load, a folder as PEFT saves it; may be given again", default=(), unit="name=path"
     )
     max_loras: int = _setting("adapters that one step may compute with; 0 is none", default=4)
+    max_cpu_loras: int | None = _setting(
+        "adapters in host memory, of which the least recently used leaves for a new one, but none of --lora; if unset, "
+        "any number",
+        default=None,
+    )
     max_lora_rank: int = _setting("largest rank of an adapter", default=64)
     chat_template: str | None = _setting("a file with the chat template; if unset, the model's own", default=None)
     tool_call_format: str = _setting(
@@ -105,6 +110,12 @@ class EngineConfig:
         for entry in self.lora:
             if not all(entry.partition("=")):
                 raise ValueError(f"--lora must be NAME=PATH, not {entry!r}")
+        least_loaded = max(self.max_loras, len(self.lora))
+        if self.max_cpu_loras is not None and self.max_cpu_loras < least_loaded:
+            raise ValueError(
+                f"--max-cpu-loras must be at least {least_loaded}, for --max-loras and each --lora, not "
+                f"{self.max_cpu_loras}"
+            )
         for name, least in (("max_loras", 1 if self.lora else 0), ("max_lora_rank", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{_flag(name)} must be at least {least}, not {getattr(self, name)}")

@@ -4,6 +4,7 @@ Knows the engine's loop and what has to happen in which order. Must not know ten
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +13,8 @@ from typing import Generic
 
 from engine.adapters import Adapter, AdapterError, ReadAdapter, Weights
 from engine.loop import EngineLoop
+
+log = logging.getLogger(__name__)
 
 SLEEP_LEVELS = (1, 2)
 
@@ -34,12 +37,12 @@ class Control(Generic[Weights]):
         return self.engine.core.is_asleep
 
     def load_before_start(self, name: str, path: str) -> Adapter:
-        """Before the engine steps. Raises AdapterError."""
+        """Before the engine steps; it stays until it is unloaded. Raises AdapterError."""
         self._check_name(name)
-        return self._add(name, path, self.read(Path(path)))
+        return self._add(name, path, self.read(Path(path)), is_pinned=True)
 
     async def load_adapter(self, name: str, path: str) -> Adapter:
-        """Raises AdapterError; EngineError when stopped."""
+        """The least recently used leaves if there is no more room. Raises AdapterError; EngineError when stopped."""
         self._check_name(name)
         async with self._changing:
             self.engine.core.scheduler.adapters.check_new(name)
@@ -66,9 +69,14 @@ class Control(Generic[Weights]):
         if name in ("", self.model_id):
             raise AdapterError(f"lora_name {name!r} is the model's own" if name else "lora_name is empty")
 
-    def _add(self, name: str, path: str, found: ReadAdapter[Weights]) -> Adapter:
-        adapters = self.engine.core.scheduler.adapters
-        adapter = Adapter(name, path, found.rank, found.digest, adapters.next_load())
+    def _add(self, name: str, path: str, found: ReadAdapter[Weights], *, is_pinned: bool = False) -> Adapter:
+        scheduler = self.engine.core.scheduler
+        adapters = scheduler.adapters
+        adapters.check_new(name)
+        if (crowded_out := adapters.crowd_out()) is not None:
+            log.info("the adapter %s leaves host memory for %s (--max-cpu-loras)", crowded_out.name, name)
+            scheduler.pool.forget_adapter(crowded_out.load)
+        adapter = Adapter(name, path, found.rank, found.digest, adapters.next_load(), is_pinned)
         adapters.add(adapter)
         self.keep(adapter, found.weights)
         return adapter

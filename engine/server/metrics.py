@@ -102,12 +102,18 @@ class EngineMetrics(Collector):
         family = GaugeMetricFamily("vllm:lora_adapter_loaded", "Where each adapter lies.", labels=facts)
         for adapter in adapters:
             level = "cpu" if adapter.slot is None else "gpu"
-            family.add_metric([*self._labels.values(), adapter.name, level, "false", str(adapter.rank)], 1)
+            pinned = str(adapter.is_pinned).lower()
+            family.add_metric([*self._labels.values(), adapter.name, level, pinned, str(adapter.rank)], 1)
         yield family
         num_in_slots = sum(adapter.slot is not None for adapter in adapters)
         yield self._gauge("vllm:num_gpu_loaded_lora_adapters", "Adapters in the device's slots.", num_in_slots)
         yield self._gauge("vllm:num_cpu_loaded_lora_adapters", "Adapters in host memory.", len(adapters))
         yield self._gauge("vllm:max_gpu_lora_adapters", "The device's slots.", scheduler.adapters.num_slots)
+        yield self._counter(
+            "pointsman_engine_lora_crowded_out",
+            "Adapters that left host memory for new ones.",
+            scheduler.adapters.num_crowded_out,
+        )
 
     def _transfers(self) -> Iterator[Metric]:
         done = self._core.stats.transfer

@@ -110,3 +110,56 @@ def test_random_use_never_gives_one_slot_to_two(seed: int) -> None:
         assert all(placed[each.slot] is each for each in taken if each.slot is not None)
         assert all(each.slot is not None for each in running)
         assert all(each.num_running == running.count(each) for each in adapters)
+
+
+def bounded(max_loaded: int, *names: str) -> AdapterSlots:
+    made = AdapterSlots(1, max_loaded)
+    for name in names:
+        made.add(Adapter(name, f"/{name}", rank=8, digest=0, load=made.next_load()))
+    return made
+
+
+def test_the_least_recently_used_adapter_leaves_a_full_host_memory() -> None:
+    adapters = bounded(3, "a", "b", "c")
+    a, b = adapters.find("a"), adapters.find("b")
+    adapters.take(a)
+    adapters.leave(a)
+    assert adapters.crowd_out() is b
+    assert (b.is_gone, adapters.num_crowded_out, [each.name for each in adapters]) == (True, 1, ["c", "a"])
+    assert adapters.crowd_out() is None
+
+
+def test_adapters_in_use_and_pinned_ones_stay() -> None:
+    adapters = bounded(2, "a", "b")
+    adapters.find("b").is_pinned = True
+    adapters.take(adapters.find("a"))
+    with pytest.raises(AdapterError, match=r"2 adapters are loaded and none can leave \(--max-cpu-loras\)"):
+        adapters.check_new("c")
+    assert adapters.crowd_out() is None
+    adapters.leave(adapters.find("a"))
+    adapters.check_new("c")
+    assert repr(adapters.crowd_out()) == "<Adapter a rank 8 in host memory 0 running gone>"
+
+
+def test_a_bounded_host_memory_never_holds_more() -> None:
+    random, adapters, running = Random(7), AdapterSlots(2, 4), list[Adapter]()
+    for number in range(500):
+        match random.randrange(3):
+            case 0:
+                try:
+                    adapters.check_new(f"a{number}")
+                except AdapterError:
+                    assert all(each.num_running for each in adapters)
+                    continue
+                adapters.crowd_out()
+                adapters.add(Adapter(f"a{number}", "/", rank=8, digest=0, load=adapters.next_load()))
+            case 1 if len(adapters):
+                adapter = random.choice(list(adapters))
+                if adapters.can_take(adapter):
+                    adapters.take(adapter)
+                    running.append(adapter)
+            case 2 if running:
+                adapters.leave(running.pop(random.randrange(len(running))))
+        assert len(adapters) <= 4
+        assert {each for each in adapters if each.num_running} == set(running)
+    assert adapters.num_crowded_out > 10

@@ -121,6 +121,7 @@ def test_adapters_are_told_where_they_lie_and_what_they_do() -> None:
     assert now["vllm:num_gpu_loaded_lora_adapters"] == 1
     assert now["vllm:num_cpu_loaded_lora_adapters"] == 3
     assert now["vllm:max_gpu_lora_adapters"] == 1
+    assert now["pointsman_engine_lora_crowded_out_total"] == 0
 
 
 def test_the_host_tier_and_what_came_from_elsewhere_are_told() -> None:

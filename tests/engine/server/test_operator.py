@@ -84,6 +84,17 @@ async def ids(client: Client) -> dict[str, str | None]:
     return {model["id"]: model["parent"] for model in body["data"]}
 
 
+async def test_where_host_memory_is_full_the_least_recently_used_adapter_is_no_model_any_more(
+    client: Client, served: Served
+) -> None:
+    served.engine.core.scheduler.adapters.max_loaded = 2
+    for name in ("blue", "red", "green"):
+        status, _ = await post(client, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": f"/adapters/{name}"})
+        assert status == 200
+    models = await (await client.get("/v1/models")).json()
+    assert [model["id"] for model in models["data"]] == ["tiny", "red", "green"]
+
+
 async def test_a_loaded_adapter_is_a_model_with_its_base_as_parent(client: Client, served: Served) -> None:
     loaded = await post(client, "/v1/load_lora_adapter", {"lora_name": "blue", "lora_path": "/adapters/blue"})
     assert loaded == (200, "Success: LoRA adapter 'blue' added successfully.")
