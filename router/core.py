@@ -206,7 +206,8 @@ class Replica:
     expected. `sibling_*` are the same of the other workers on this host; `foreign_*` is what its last report shows
     beyond what we and they sent; `foreign_context_tokens` is what all others hold beyond ours, and `context_tokens` has
     it too. `step` is learned, and so are `kv_capacity_tokens`, None while nobody has said it, and
-    `adapter_load_s`; `resident_adapters` are those that need no loading, as far as we know.
+    `adapter_load_s`; `resident_adapters` are those that need no loading, as far as we know, and `num_free_adapter_slots`
+    hold none that is at work: below 0, so many adapters wait for one.
     """
 
     spec: ReplicaSpec
@@ -236,6 +237,7 @@ class Replica:
     step: StepModel = field(default_factory=StepModel)
     adapter_load_s: float = 0.05
     resident_adapters: Collection[str] = ()
+    num_free_adapter_slots: int = 1
     round_trip_s: float = 0.0
     last_used: float = 0.0
     id: str = field(init=False)

@@ -42,7 +42,7 @@ def judge(outcome: Outcome | None, error: BaseException | None) -> Verdict:
 class Share(msgspec.Struct, eq=False):
     """One open lease's share in its member's counts. `mark` is where the sums of its replica stood at its first token,
     or when it came, if it is silent: its answer comes in one piece, and no byte of it says when the prompt was done. It
-    is cold where its adapter has to be loaded first.
+    is cold where its adapter has to be loaded first, and crowded out where that has to wait for a slot.
 
     `on_verdict` is told when the trial of a half-open breaker passes, and at the end of each lease.
     """
@@ -55,6 +55,7 @@ class Share(msgspec.Struct, eq=False):
     is_trial: bool
     is_silent: bool
     is_cold: bool = False
+    is_crowded_out: bool = False
     mark: Mark | None = None
 
     def start(self, lease: Lease) -> None:
@@ -65,7 +66,7 @@ class Share(msgspec.Struct, eq=False):
             self.mark = self.member.speeds.began(
                 now, lease.taken_at, self.tokens, num_tokens, replica.num_running, replica.context_tokens, self.is_cold
             )
-            if self.is_cold:
+            if self.is_cold and not self.is_crowded_out:
                 expected_s = lease.decision.expected_wait_s + lease.decision.prefill_s + replica.step.base_s
                 self.member.residency.learn(now - lease.taken_at - expected_s)
                 replica.adapter_load_s = self.member.residency.load_s
@@ -94,6 +95,9 @@ class Share(msgspec.Struct, eq=False):
         holdings = self.member.holdings
         holdings.let_go(lease.demand.prompt)
         replica.held_tokens = holdings.num_tokens
+        if lease.demand.adapter is not None:
+            self.member.residency.leave(lease.demand.adapter)
+            replica.num_free_adapter_slots = self.member.residency.num_free
         replica.in_flight -= 1
         replica.awaited_tokens = replica.awaited_tokens - lease.decision.output_tokens if replica.in_flight else 0.0
         if not lease.has_started:
@@ -145,6 +149,8 @@ def take(
     )
     if demand.adapter is not None:
         share.is_cold = not member.residency.use(demand.adapter, now)
+        replica.num_free_adapter_slots = member.residency.num_free
+        share.is_crowded_out = share.is_cold and replica.num_free_adapter_slots < 0
     if share.is_silent:
         share.mark = member.speeds.mark(now, replica.num_running, replica.context_tokens)
         replica.context_tokens += demand.prompt.num_tokens

@@ -43,6 +43,7 @@ class Member:
         self.replica.shared_tokens = self.holdings.num_shared
         self.replica.resident_adapters = self.residency.names
         self.replica.adapter_load_s = self.residency.load_s
+        self.replica.num_free_adapter_slots = self.residency.num_free
         self.health = Health(self.replica)
 
     def identify(self, identity: Identity, now: float) -> None:
@@ -77,6 +78,7 @@ class Member:
         if slots is not None:
             self.slots = slots
             self.residency.report(slots)
+            self.replica.num_free_adapter_slots = self.residency.num_free
 
     def take_in_speeds(self) -> None:
         """What was learned of its speed holds for the next decision."""

@@ -4,7 +4,7 @@ and the request's tokens; knows no other replica and chooses nothing.
     wait        prefill queued there at its speed, less what is done of it; half a step where something decodes
     prefill     our uncached tokens, attention to the cached ones included, and the steps that they take; host memory's
                 tokens at a share of it
-    adapter     loading ours where it is not resident, and slower steps for all that run there
+    adapter     loading ours where it is not resident, waiting for a slot, and slower steps for all that run there
     round_trip  to its region and back
     decode      a share of our own decoding: slow steps there are ours as well
     delay       a share of what our prefill delays each running decode
@@ -124,7 +124,7 @@ def terms(need: Need, replica: Replica, step: StepModel, num_matched: int, num_h
     wait = expected_wait_s(replica, step, wait_s(replica, need.now), num_tokens)
     own_s = num_new * (token_s + step.attention_s * (num_tokens - 0.5 * num_new))
     prefill = own_s + next_s * (1.0 + num_new // CHUNK_TOKENS) + num_host * HOST_SHARE * token_s
-    adapter = _adapter_s(need, replica, weights.mixing * next_s * num_output, num_running)
+    adapter = _adapter_s(need, replica, next_s * num_output, num_running, weights)
     first_s = wait + prefill + adapter + replica.round_trip_s
     return Terms(
         wait,
@@ -161,7 +161,7 @@ def total_s(
     if need.most_held != num_matched:
         later_s += weights.copy * (need.most_held - num_matched) * token_s
     if need.adapter is not None:
-        first_s += _adapter_s(need, replica, weights.mixing * next_s * num_output, num_running)
+        first_s += _adapter_s(need, replica, next_s * num_output, num_running, weights)
     if replica.kv_capacity_tokens is not None:
         later_s += weights.room * _room_s(need, replica, num_output * next_s)
     if need.slo is not None:
@@ -169,11 +169,14 @@ def total_s(
     return first_s + later_s
 
 
-def _adapter_s(need: Need, replica: Replica, slower_s: float, num_running: int) -> float:
-    """All that run there wait for the load, and each step is longer for the one more that it computes with."""
+def _adapter_s(need: Need, replica: Replica, answer_s: float, num_running: int, weights: Weights) -> float:
+    """All that run there wait for the load, and each step of an answer is longer for the one adapter more. Where every
+    slot is at work, and others wait for one before us, each takes about an answer's time."""
     if need.adapter is None or need.adapter in replica.resident_adapters:
         return 0.0
-    return (replica.adapter_load_s + slower_s) * (1 + num_running)
+    slower_s = weights.mixing * answer_s
+    num_short = max(0, 1 - replica.num_free_adapter_slots)
+    return (replica.adapter_load_s + slower_s) * (1 + num_running) + num_short * answer_s
 
 
 def _room_s(need: Need, replica: Replica, decode_s: float) -> float:

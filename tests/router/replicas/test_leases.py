@@ -205,6 +205,23 @@ def end_somehow(lease: Lease, dice: random.Random, error: Exception | None) -> N
         lease.release(dice.choice(list(Outcome)), error)
 
 
+def test_what_an_adapter_waits_for_its_slot_is_not_taken_for_its_loading() -> None:
+    member, clock = make_member(), FakeClock(1.0)
+    member.residency.num_slots = 1
+    leases = []
+    for adapter in "xy":
+        demand = make_demand(adapter=adapter, is_stream=True)
+        leases.append(take(demand, make_decision(member.replica, 10), member, clock, lambda *_: None))
+        before = member.residency.load_s
+        clock.now += 9.0
+        leases[-1].start()
+        assert (member.residency.load_s > before) is (adapter == "x")
+    assert member.replica.num_free_adapter_slots == -1
+    for lease in leases:
+        lease.release(Outcome.OK)
+    assert member.replica.num_free_adapter_slots == 1
+
+
 def test_each_change_of_a_count_is_published() -> None:
     """Other workers go by what is published: it must never lag behind."""
     member, published = make_member(), list[tuple[int, int, int]]()

@@ -166,6 +166,15 @@ def test_an_adapter_that_is_not_there_is_loaded_and_all_that_run_there_wait_for_
     assert found.adapter == pytest.approx(3 * (0.5 + 0.1 * 20 * replica.step.decode_s(3, 1600)))
 
 
+def test_where_every_slot_is_at_work_an_adapter_waits_an_answer_for_each_that_is_ahead() -> None:
+    replica = make_replica(in_flight=8, adapter_load_s=0.5, resident_adapters=("x",))
+    answer_s = 20.0 * replica.step.decode_s(9, 1600)
+    for num_free, num_ahead in ((1, 0), (0, 1), (-2, 3)):
+        replica.num_free_adapter_slots = num_free
+        assert weigh(replica, adapter="x", output=20.0).adapter == 0.0
+        assert weigh(replica, adapter="y", output=20.0).adapter == pytest.approx(9 * 0.5 + num_ahead * answer_s)
+
+
 def test_a_distant_region_costs_its_round_trip() -> None:
     assert weigh(make_replica(round_trip_s=0.08)).round_trip == 0.08
 
