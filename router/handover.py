@@ -50,6 +50,8 @@ class Handovers:
         except BaseException as error:
             lease.abandon(error)
             raise
+        # Of its replica it takes no prefill, as has been counted; of its tenant's share what the first computes.
+        lease.decision = msgspec.structs.replace(decision, uncached_tokens=decision.prefill.uncached_tokens)
         self.index.insert(first.replica.id, demand.prompt.block_hashes)
         self._open[lease] = _Pair(self, lease, first)
         if not demand.request.is_stream:
@@ -130,13 +132,17 @@ class _Pair:
         if self._prefill.outcome is None:
             self._end_first(Outcome.CLIENT_GONE)
             owner.count(lease, self._prefill, Outcome.CLIENT_GONE)
-        if not isinstance(lease.decision, Handover):
+        decision = lease.decision
+        if not isinstance(decision, Handover):
             return
+        if lease.outcome is not Outcome.OK:
+            # What did not come is not in its cache.
+            lease.decision = msgspec.structs.replace(decision, matched_tokens=decision.alone.matched_tokens)
         if lease.outcome is Outcome.UPSTREAM_FAILED and self._handed_at is not None:
             owner.pause(lease.replica.id, now)
         if self._handed_at is not None:
             owner.count(lease, self._prefill, lease.outcome or Outcome.CLIENT_GONE)
-            self._learn(lease.decision, self._handed_at, now)
+            self._learn(decision, self._handed_at, now)
 
     def _learn(self, decision: Handover, handed_at: float, now: float) -> None:
         """What of the time to its first token was neither waiting nor its own step went into fetching."""

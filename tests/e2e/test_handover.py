@@ -18,7 +18,7 @@ WITHIN_S = 60.0
 WORDS = "the of cat dog river stone house green running slow apple window time light sea".split()
 
 
-def text(seed: int, num_words: int = 150) -> str:
+def text(seed: int, num_words: int = 300) -> str:
     return " ".join(random.Random(seed).choices(WORDS, k=num_words))
 
 
@@ -55,7 +55,7 @@ def decoding(engine: EngineProcess, fleet: Fleet, count: int) -> Iterator[None]:
                 "ignore_eos": True,
             }
             stack.enter_context(client.stream("POST", f"{engine.url}/v1/completions", json=body))
-        wait_until(lambda: running_on(fleet, engine) == count, WITHIN_S, "the router sees them")
+        wait_until(lambda: running_on(fleet, engine) == count, WITHIN_S, "the router sees them at work")
         yield
 
 
@@ -64,16 +64,16 @@ def running_on(fleet: Fleet, engine: EngineProcess) -> object:
 
 
 def test_two_engines_say_what_one_says_and_a_lost_half_is_no_failure() -> None:
-    hands_out = ["--kv-transfer-port", "0"]
+    hands_out = ["--kv-transfer-port", "0", "--kv-cache-gib", "0.3"]
     with engine_processes(hands_out, hands_out) as (first, second):
-        command = [str(BIN / "pointsman"), "serve"]
+        command = [str(BIN / "pointsman"), "serve", "--kv-transfer-token-s", "1e-6"]
         command += ["--replica", f"{first.url},role=prefill", "--replica", f"{second.url},role=decode"]
         with running(command, until="serving") as fleet:
             wait_until(lambda: [row["state"] for row in fleet.replicas()] == ["ready"] * 2, WITHIN_S, "both are ready")
             wait_until(
                 lambda: httpx.get(f"{fleet.admin_url}/readyz").status_code == 200, WITHIN_S, "the tokenizer is there"
             )
-            with decoding(second, fleet, 6):
+            with decoding(second, fleet, 4):
                 answer, reason = said(fleet.url, text(1), is_stream=True)
                 assert f"prefill={first.id}" in reason
                 assert answer == said(first.url, text(1))[0]
@@ -85,4 +85,4 @@ def test_two_engines_say_what_one_says_and_a_lost_half_is_no_failure() -> None:
                 expected = said(first.url, text(4))[0]
                 first.kill()
                 assert said(fleet.url, text(4))[0] == expected, "the other one does both"
-            assert all(row["in_flight"] == 0 for row in fleet.replicas())
+            wait_until(lambda: all(row["in_flight"] == 0 for row in fleet.replicas()), WITHIN_S, "nothing is left")

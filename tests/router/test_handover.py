@@ -67,6 +67,29 @@ async def test_both_hold_the_prompt_afterwards(halves: Halves) -> None:
     assert dict(matched) == {"p": 125, "d": 125}
 
 
+async def test_a_tenant_is_charged_for_the_prompt_though_another_replica_computes_it(halves: Halves) -> None:
+    station = halves.open()
+    reply = halves.ask()
+    first = await halves.exchange(0)
+    lease = next(each for each in station.leases if each.replica.id == "d")
+    assert lease.decision.uncached_tokens == NUM_TOKENS
+    assert [each.prefilling_tokens for each in station.registry.replicas()] == [NUM_TOKENS, 0]
+    first.answer(200, FIRST)
+    (await halves.exchange(1)).answer(200, b"{}")
+    await halves.ended(reply)
+
+
+async def test_what_never_came_is_not_taken_to_be_in_the_cache(halves: Halves) -> None:
+    station = halves.open()
+    reply = halves.ask()
+    (await halves.exchange(0)).answer(200, FIRST)
+    await halves.exchange(1)
+    reply.leave()
+    await until(lambda: not station.left_over)
+    lease = next(each for each in station.leases if each.replica.id == "d")
+    assert lease.decision.matched_tokens == 0
+
+
 FAULTS: list[Any] = [
     pytest.param(lambda first: first.fail(ConnectionCut("cut")), id="cut"),
     pytest.param(lambda first: first.answer(500, b"no"), id="500"),

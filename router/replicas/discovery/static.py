@@ -1,18 +1,20 @@
 """Replicas named on the command line or in the config. Knows the text form of a replica; asks nobody anything."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 from urllib.parse import SplitResult, urlsplit
 
 from router.core import Merge, ReplicaSpec, Role
 
-OPTIONS = ("tokenizer", "api_key", "kv", "replay", "ranks", "merge", "role", "bootstrap")
+OPTIONS = ("tokenizer", "api_key", "kv", "replay", "ranks", "merge", "role", "bootstrap", "models")
 FORM = (
     "URL[,tokenizer=PATH][,api_key=KEY][,kv=EVENTS_URL|auto][,replay=URL][,ranks=N][,merge=MS[:N]]"
-    "[,role=prefill|decode][,bootstrap=PORT]"
+    "[,role=prefill|decode][,bootstrap=PORT][,models=NAME[+NAME]]"
 )
+# Of these an outside provider has none.
+OF_ENGINES = ("kv", "replay", "ranks", "merge", "role", "bootstrap")
 SCHEMES = ("http", "https", "grpc", "grpcs")
 # ZMQ, what is polled, and our own engine's gRPC.
 EVENT_SCHEMES = ("tcp", "ipc", "http", "https", "grpc")
@@ -47,15 +49,32 @@ def parse_replica(text: str) -> ReplicaSpec:
 def parse_replicas(text: str) -> list[ReplicaSpec]:
     """As `parse_replica`; `ranks=N` stands for N replicas, whose ports follow each other. Raises ValueError."""
     first, *options = (part.strip() for part in text.strip().split(","))
-    url = _parse_url(first)
+    is_provider = any(option.startswith("models=") for option in options)
+    url = _parse_url(first, is_provider=is_provider)
     named = _parse_options(url, options)
+    models = _parse_models(url, named)
     num_ranks = _parse_ranks(url, named.pop("ranks", None))
     _check_events(url, named)
     merge = _parse_merge(url, named.pop("merge", None))
     spec = ReplicaSpec(url, named.get("api_key"), named.get("tokenizer"), named.get("kv"), named.get("replay"))
     role = _parse_role(url, named.get("role"))
     spec = replace(spec, merge=merge, role=role, bootstrap_port=_parse_bootstrap(url, role, named.get("bootstrap")))
+    spec = replace(spec, models=models)
     return [spec] if num_ranks is None else [_of_rank(spec, rank) for rank in range(num_ranks)]
+
+
+def _parse_models(url: str, named: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of an outside provider; none for an engine, which is asked for them."""
+    if "models" not in named:
+        return ()
+    wrong = [name for name in OF_ENGINES if name in named]
+    if wrong or named.get("tokenizer") == "engine" or url.startswith("grpc"):
+        what = f"`{wrong[0]}`" if wrong else "gRPC" if url.startswith("grpc") else "`tokenizer=engine`"
+        raise ValueError(f"replica `{url}`: `models` makes it an outside provider, which has no {what}")
+    models = tuple(name.strip() for name in named["models"].split("+"))
+    if not all(models) or len(set(models)) < len(models):
+        raise ValueError(f"replica `{url}`: `models` must be names with a + between them, not `{named['models']}`")
+    return models
 
 
 def _parse_ranks(url: str, text: str | None) -> int | None:
@@ -67,6 +86,8 @@ def _parse_ranks(url: str, text: str | None) -> int | None:
 
 
 def _parse_role(url: str, text: str | None) -> Role | None:
+    if text is not None and url.startswith("grpc"):
+        raise ValueError(f"replica `{url}`: `role` goes with http and https")
     if text in (None, "prefill", "decode"):
         return cast(Role | None, text)
     raise ValueError(f"replica `{url}`: `role` must be prefill or decode, not `{text}`")
@@ -122,7 +143,7 @@ def _next_port(replica: str, url: str, rank: int) -> str:
     return f"{before}:{int(port) + rank}"
 
 
-def _parse_url(text: str) -> str:
+def _parse_url(text: str, *, is_provider: bool) -> str:
     if not text:
         raise ValueError(f"a replica needs a URL first: {FORM}")
     if "://" not in text:
@@ -133,6 +154,8 @@ def _parse_url(text: str) -> str:
     except ValueError as error:
         raise ValueError(f"replica `{text}`: {error}") from error
     _check_url(text, parts)
+    if parts.path.rstrip("/").endswith("/v1") and not is_provider:
+        raise ValueError(f"replica `{text}`: give the server's root, without /v1; an outside provider has `models`")
     address = f"[{host}]" if ":" in (host or "") else host
     path = parts.path.rstrip("/")
     return f"{parts.scheme}://{address}{'' if port is None else f':{port}'}{path}"
@@ -151,8 +174,6 @@ def _check_url(text: str, parts: SplitResult) -> None:
         raise ValueError(f"replica at {parts.hostname}: a URL with a user is not supported, give api_key=KEY")
     if parts.query or parts.fragment:
         raise ValueError(f"replica `{text}`: a `?` or `#` part is not supported")
-    if parts.path.rstrip("/").endswith("/v1"):
-        raise ValueError(f"replica `{text}`: give the server's root, without /v1")
 
 
 def _parse_options(url: str, options: Sequence[str]) -> dict[str, str]:
