@@ -173,7 +173,9 @@ class ReplicaSpec:
     """What discovery says of a replica. `url` has no trailing slash; `tokenizer` is a path on this host, or `engine`
     where the replica's own /tokenize is asked. `kv` is where its KV events come from and `replay` where they can be had
     again, both as URLs; `rank` is its data-parallel rank, where it is one of several; `merge` where it does not batch
-    by itself. `role` is the half of the work that it is for, where it is for one; `bootstrap_port` is SGLang's."""
+    by itself. `role` is the half of the work that it is for, where it is for one; `bootstrap_port` is SGLang's.
+    `models` makes it an outside provider: it is asked for answers and nothing else, and `url` is what SDKs call its
+    base URL."""
 
     url: str
     api_key: str | None = None
@@ -184,6 +186,7 @@ class ReplicaSpec:
     merge: Merge | None = None
     role: Role | None = None
     bootstrap_port: int | None = None
+    models: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:

@@ -200,6 +200,12 @@ class HandoverFailed(UpstreamError):
     blames_replica = False
 
 
+class KeyRefused(UpstreamError):
+    """The replica does not take the key that we have for it: a fault of the settings, not of the client."""
+
+    code = "replica_key_refused"
+
+
 class UpstreamStatus(UpstreamError):
     """The replica answered with an error status; `body` is its answer, made an OpenAI error body."""
 

@@ -18,8 +18,13 @@ _KEPT_FROM_REPLICA = _HOP_BY_HOP | frozenset(
     "x-dynamo-meta-policy-class x-llm-d-inference-fairness-id x-gateway-inference-fairness-id "
     "x-slo-ttft-ms x-slo-tpot-ms x-llm-d-slo-ttft-ms x-llm-d-slo-tpot-ms".split()
 )
+# All that an outside provider is told.
+TO_PROVIDERS = frozenset(("accept", "authorization", "content-type", "user-agent"))
 _CREDENTIALS = frozenset(("authorization", "x-api-key", "api-key"))
-_KEPT_FROM_CLIENT = _HOP_BY_HOP | frozenset(("server", "date", "x-request-id"))
+# What a provider says to whose key it is, among others.
+_KEPT_FROM_CLIENT = _HOP_BY_HOP | frozenset(
+    ("server", "date", "x-request-id", "set-cookie", "openai-organization", "openai-project")
+)
 _KEPT_FROM_STREAMS = frozenset(("cache-control", "x-accel-buffering"))
 # Ids that are new in every process, without asking the kernel for randomness each time.
 _PROCESS = secrets.token_hex(8)

@@ -18,6 +18,7 @@ from router.errors import (
     ConnectionCut,
     Displaced,
     Expired,
+    KeyRefused,
     PointsmanError,
     UpstreamError,
     UpstreamStatus,
@@ -276,7 +277,7 @@ class Relay:
     def on_end(self) -> None:
         answer = self._incoming
         if not answer.is_success:
-            self._settle(answer.status_error())
+            self._settle(self._refusal(answer))
         elif answer.events is not None and not answer.events.is_done and isinstance(self.request.surface, Surface):
             self._settle(ConnectionCut("The replica ended its stream without [DONE]."))
         else:
@@ -290,6 +291,12 @@ class Relay:
             self._settle(error)
 
     # the rest
+
+    def _refusal(self, answer: Incoming) -> UpstreamError:
+        """That a replica does not take our own key is nothing that its client can mend."""
+        if answer.status == 401 and self._attempt is not None and self._attempt.replica.spec.api_key is not None:
+            return KeyRefused("The replica does not take the key that the router has for it.")
+        return answer.status_error()
 
     def _begin_content(self, now: float) -> None:
         self.first_byte_at = now

@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -17,7 +18,7 @@ from router.core import ReplicaState
 from router.errors import BadAnswer, UpstreamError
 from router.ports import Clock
 from router.replicas.health import probe
-from router.replicas.identify import Identity, TokenizerDocument, identify, list_models
+from router.replicas.identify import Card, Identity, TokenizerDocument, identify, list_models
 from router.replicas.load import (
     find_page,
     parse_block_size,
@@ -96,6 +97,9 @@ class Watch:
             await asyncio.sleep(max(0.0, due - self.clock()))
 
     async def _probe(self, member: Member) -> None:
+        if member.replica.spec.models:
+            self._trust(member)
+            return
         try:
             await probe(self.session, member.replica.spec, self.pace.probe_timeout_s)
             await self._learn(member)
@@ -107,6 +111,14 @@ class Watch:
             self.on_bad(member, BadAnswer(f"cannot make out what {member.replica.id} serves"))
         else:
             self.on_asleep(member) if await self._is_asleep(member) else self.on_good(member)
+
+    def _trust(self, member: Member) -> None:
+        """An outside provider is asked nothing: its breaker sees by the answers whether it is well."""
+        if member.must_identify:
+            spec = member.replica.spec
+            cards = tuple(Card(name, owned_by=urlsplit(spec.url).hostname or "unknown") for name in spec.models)
+            self.on_identified(member, Identity(cards), None)
+        self.on_good(member)
 
     async def _is_asleep(self, member: Member) -> bool:
         """One that knows no sleep is asked again when it came back."""

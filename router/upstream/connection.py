@@ -8,8 +8,9 @@ from functools import lru_cache
 from typing import cast
 from urllib.parse import urlsplit
 
-from router.core import Attempt, Headers
+from router.core import Attempt, Headers, ReplicaSpec
 from router.errors import BadAnswer, ConnectionCut, UpstreamError
+from router.headers import TO_PROVIDERS
 from router.heads import AnswerHead, KnownHeads
 from router.upstream.answer import Answer, ChunkedAnswer, ParsedAnswer, SizedAnswer
 from router.upstream.exchange import HttpExchange
@@ -113,7 +114,7 @@ class Connection(asyncio.Protocol):
         url, path, headers = attempt.replica.spec.url, attempt.path, attempt.headers
         if headers is not self._last_headers or path is not self._last_path or url is not self._last_url:
             self._last_headers, self._last_path, self._last_url = headers, path, url
-            self._last_head = _common_head(url, path, headers)
+            self._last_head = _common_head(attempt.replica.spec, path, headers)
         own = f"x-request-id: {attempt.request_id}\r\ncontent-length: {len(attempt.body)}\r\n\r\n"
         return self._last_head + own.encode()
 
@@ -144,8 +145,11 @@ class Connection(asyncio.Protocol):
 
 
 @lru_cache(maxsize=1024)
-def _common_head(url: str, path: str, headers: Headers) -> bytes:
-    parts = urlsplit(url)
+def _common_head(spec: ReplicaSpec, path: str, headers: Headers) -> bytes:
+    """A provider's base URL stands for `/v1` and what is before it; it is told no more than it must know."""
+    parts = urlsplit(spec.url)
+    if spec.models:
+        path, headers = path.removeprefix("/v1"), tuple(pair for pair in headers if pair[0] in TO_PROVIDERS)
     lines = [f"POST {parts.path}{path} HTTP/1.1\r\nhost: {parts.netloc}\r\n"]
     lines += [f"{name}: {value}\r\n" for name, value in headers]
     return "".join(lines).encode("latin-1")
