@@ -8,22 +8,22 @@ has ended is neither run nor told again.
 
 import asyncio
 import contextlib
+import hashlib
 import logging
-import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from router.jobs import lines
 from router.jobs.book import FIELDS, JobBook, job_of, new_words
-from router.jobs.files import FileRecord, Shelf
-from router.jobs.lines import Piece
+from router.jobs.files import FileRecord, NoSpace, Shelf
+from router.jobs.lines import Fault, Piece
+from router.jobs.results import Results
 from router.jobs.states import Job, NewJob
 from router.store import names
 from router.store.errors import StoreAway
@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 
 
 class BatchState(StrEnum):
-    """VALIDATING -> FAILED or IN_PROGRESS -> COMPLETED or EXPIRED; CANCELLING, from what is not over -> CANCELLED."""
+    """VALIDATING -> FAILED or IN_PROGRESS -> COMPLETED, EXPIRED or, where its file is gone, FAILED; CANCELLING, from
+    what is not over -> CANCELLED."""
 
     VALIDATING = "validating"
     FAILED = "failed"
@@ -210,6 +211,9 @@ class BatchRunner:
         except StoreAway as error:
             log.warning("batch %s waits: %s", id, error)
             await asyncio.sleep(IDLE_S)
+        except (OSError, NoSpace) as error:
+            # What was half written is cut off by whoever takes it next, once its lease is over.
+            log.error("batch %s waits for its disk: %s", id, error)
         finally:
             room.release()
 
@@ -217,7 +221,7 @@ class BatchRunner:
         batch = await self._get(id)
         if batch.state is BatchState.VALIDATING:
             batch = await self._validate(batch, fence)
-        results = _Results(self.shelf.folder, id)
+        results = Results(self.shelf.folder, id)
         if batch.state not in OVER:
             await asyncio.to_thread(results.cut, batch.counts["out_bytes"], batch.counts["err_bytes"])
         while batch.state not in OVER:
@@ -236,7 +240,7 @@ class BatchRunner:
             record = await self.shelf.get(batch.owner, document.input_file_id)
             total, faults = await asyncio.to_thread(lines.validate, self.shelf.path(record.id), document.endpoint)
         except Exception as error:  # the file is gone, or cannot be read
-            total, faults = 0, [lines.Fault(0, "invalid_file", f"The file cannot be read: {error}.")]
+            total, faults = 0, [Fault(0, "invalid_file", f"The file cannot be read: {error}.")]
         if faults:
             document.errors = [fault.told() for fault in faults]
             await self._over(batch, fence, BatchState.FAILED)
@@ -245,7 +249,7 @@ class BatchRunner:
             await self._ours("begin", batch, fence, total, msgspec.json.encode(document))
         return await self._get(batch.id)
 
-    async def _go_on(self, batch: Batch, fence: int, results: "_Results") -> int:
+    async def _go_on(self, batch: Batch, fence: int, results: Results) -> int:
         """Feed more lines, or come to an end. How many were fed."""
         counts = batch.counts
         has_expired = counts["expires"] <= self.wall() * 1e3
@@ -261,9 +265,20 @@ class BatchRunner:
             return 0
         path = self.shelf.path(batch.document.input_file_id)
         most = self.window - counts["open"]
-        piece = await asyncio.to_thread(lines.read, path, counts["offset"], counts["line"], most)
+        try:
+            piece = await asyncio.to_thread(lines.read, path, counts["offset"], counts["line"], most)
+        except FileNotFoundError:
+            await self._end_without_file(batch, fence, results)
+            return 0
         await self._feed(batch, fence, piece)
         return len(piece.lines)
+
+    async def _end_without_file(self, batch: Batch, fence: int, results: Results) -> None:
+        """It was deleted meanwhile: what runs may end, what was not begun is not known any more."""
+        if batch.counts["open"] == 0:
+            words = f"The file was deleted: nothing behind line {batch.counts['line']} was begun."
+            batch.document.errors = [Fault(batch.counts["line"], "input_file_deleted", words, "input_file_id").told()]
+            await self._finish(batch, fence, results, BatchState.FAILED)
 
     async def _feed(self, batch: Batch, fence: int, piece: Piece) -> None:
         left_s = max(0.0, batch.counts["expires"] / 1e3 - self.wall())
@@ -286,7 +301,7 @@ class BatchRunner:
         await self._ours("feed", batch, fence, *words)
         self.on_fed()
 
-    async def _collect(self, batch: Batch, fence: int, results: "_Results") -> int:
+    async def _collect(self, batch: Batch, fence: int, results: Results) -> int:
         ended = await self.batches.ended(batch.id, self.window)
         if not ended:
             return 0
@@ -300,7 +315,7 @@ class BatchRunner:
         await self._ours("settle", batch, fence, *words)
         return len(ended)
 
-    async def _stop(self, batch: Batch, fence: int, results: "_Results", has_expired: bool) -> None:
+    async def _stop(self, batch: Batch, fence: int, results: Results, has_expired: bool) -> None:
         """Lines that run may end; those that wait are cancelled; what was never begun is told in the errors."""
         if batch.counts["open"]:
             for job_id in await self.batches.open_lines(batch.id):
@@ -310,10 +325,10 @@ class BatchRunner:
         await self._tell_unserved(batch, fence, results, "batch_expired" if has_expired else "batch_cancelled")
         await self._finish(batch, fence, results, BatchState.EXPIRED if has_expired else BatchState.CANCELLED)
 
-    async def _tell_unserved(self, batch: Batch, fence: int, results: "_Results", code: str) -> None:
+    async def _tell_unserved(self, batch: Batch, fence: int, results: Results, code: str) -> None:
         offset, number = batch.counts["offset"], batch.counts["line"]
         path = self.shelf.path(batch.document.input_file_id)
-        while batch.counts["total"]:
+        while batch.counts["total"] and await asyncio.to_thread(path.exists):
             piece = await asyncio.to_thread(lines.read, path, offset, number, self.window)
             told = b"".join(lines.unserved_line(line, code, "It was not begun.") for _, line in piece.lines)
             await asyncio.to_thread(results.append, b"", told)
@@ -324,19 +339,22 @@ class BatchRunner:
             if piece.is_last:
                 return
 
-    async def _finish(self, batch: Batch, fence: int, results: "_Results", state: BatchState) -> None:
+    async def _finish(self, batch: Batch, fence: int, results: Results, state: BatchState) -> None:
         document, now = batch.document, int(self.wall())
         document.times["finalizing"] = now
         sizes = await asyncio.to_thread(results.sizes)
         made = []
         for path, size, kind in zip((results.out, results.err), sizes, ("output", "error"), strict=True):
             name = f"{batch.id}_{kind}.jsonl"
-            record = FileRecord(f"file-{secrets.token_hex(12)}", batch.owner, name, "batch_output", size, now)
+            # The same id each time: whoever finishes it after a death half-way writes the same file again.
+            id = f"file-{hashlib.sha256(name.encode()).hexdigest()[:24]}"
+            record = FileRecord(id, batch.owner, name, "batch_output", size, now)
             if size:
-                await self.shelf.adopt(path, record)
+                await self.shelf.adopt(await asyncio.to_thread(results.linked, path), record)
             made.append(record.id if size else None)
         document.output_file_id, document.error_file_id = made
         await self._over(batch, fence, state)
+        await asyncio.to_thread(results.clear)
 
     async def _over(self, batch: Batch, fence: int, state: BatchState) -> None:
         batch.document.times[state] = int(self.wall())
@@ -353,36 +371,3 @@ class BatchRunner:
         if batch is None:
             raise Lost
         return batch
-
-
-@dataclass(frozen=True, slots=True)
-class _Results:
-    """The two files that a batch writes, until they are whole. Its methods are for threads."""
-
-    folder: Path
-    id: str
-
-    @property
-    def out(self) -> Path:
-        return self.folder / f"{self.id}.out.part"
-
-    @property
-    def err(self) -> Path:
-        return self.folder / f"{self.id}.err.part"
-
-    def cut(self, out_bytes: int, err_bytes: int) -> None:
-        """Back to what is known to be told."""
-        for path, size in ((self.out, out_bytes), (self.err, err_bytes)):
-            with path.open("ab") as file:
-                file.truncate(size)
-
-    def append(self, out: bytes, err: bytes) -> None:
-        for path, told in ((self.out, out), (self.err, err)):
-            if told:
-                with path.open("ab") as file:
-                    file.write(told)
-                    file.flush()
-                    os.fsync(file.fileno())
-
-    def sizes(self) -> Sequence[int]:
-        return [path.stat().st_size if path.exists() else 0 for path in (self.out, self.err)]

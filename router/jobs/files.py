@@ -22,6 +22,8 @@ from router.errors import BodyTooLarge, InvalidRequest, PointsmanError
 
 _ID = re.compile(r"file-[0-9a-f]{24}")
 PIECE_BYTES = 2**20
+# No upload pauses for so long.
+UPLOAD_S = 3600.0
 
 
 class UnknownFile(InvalidRequest):
@@ -164,6 +166,10 @@ class Shelf:
         for path in self.folder.glob("file-*.json"):
             if self._read(path.stem) is None:
                 self._remove(path.stem)
+        for path in self.folder.glob("file-*.part"):  # of a process that was killed
+            with contextlib.suppress(FileNotFoundError):
+                if self.wall() - path.stat().st_mtime > UPLOAD_S:
+                    path.unlink()
 
 
 @contextlib.contextmanager
