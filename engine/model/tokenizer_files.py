@@ -1,8 +1,8 @@
 """A model's tokenizer as its files describe it: a Hugging Face folder, or the tokenizer.* keys of a GGUF.
 
-Knows file and key names and how to build a `tokenizers` tokenizer from GGUF's tokens and merges (byte-level BPE
-only). Must not know chats, weights or torch. Any other kind is refused by name: a tokenizer that is nearly right
-gives quietly worse answers.
+Knows file and key names and how to build a `tokenizers` tokenizer from GGUF's tokens and merges (byte-level BPE), or
+scores (SentencePiece). Must not know chats, weights or torch. Any other kind is refused by name: a tokenizer that is
+nearly right gives quietly worse answers.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from engine.model.config import gguf_eos_token_ids
 from engine.model.fields import ModelError, read_json_object
 from engine.model.gguf import MetaValue
+from engine.model.sentencepiece import sentencepiece_tokenizer
 
 # GGUF's numbers for what a token is.
 _CONTROL, _USER_DEFINED = 3, 4
@@ -70,11 +71,10 @@ def read_folder(folder: Path) -> TokenizerFiles:
 
 def read_gguf(metadata: Mapping[str, MetaValue]) -> TokenizerFiles:
     """From the tokenizer.* keys of a GGUF. Raises ModelError."""
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise ModelError(f"GGUF metadata: tokenizer.ggml.model = {kind!r} is not supported (only 'gpt2' is)")
-    if metadata.get("tokenizer.ggml.add_eos_token", False):
-        raise ModelError("GGUF metadata: tokenizer.ggml.add_eos_token is not supported")
+    for key in ("add_eos_token", "remove_extra_whitespaces", "precompiled_charsmap"):
+        value = metadata.get(f"tokenizer.ggml.{key}", False)
+        if value is not False and (not isinstance(value, np.ndarray) or len(value)):
+            raise ModelError(f"GGUF metadata: tokenizer.ggml.{key} is not supported")
     tokens = _gguf_strings(metadata, "tokenizer.ggml.tokens")
     bos_token = _gguf_special_token(metadata, tokens, "bos")
     template = metadata.get("tokenizer.chat_template")
@@ -113,6 +113,32 @@ def _folder_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 def _gguf_tokenizer(
     metadata: Mapping[str, MetaValue], tokens: tuple[str, ...], bos_token: str | None
 ) -> tokenizers.Tokenizer:
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind not in _BUILDERS:
+        raise ModelError(
+            f"GGUF metadata: tokenizer.ggml.model = {kind!r} is not supported ({', '.join(_BUILDERS)} are)"
+        )
+    if len(set(tokens)) != len(tokens):
+        raise ModelError("GGUF metadata: tokenizer.ggml.tokens names a token twice")
+    tokenizer, adds_bos = _BUILDERS[kind](metadata, tokens)
+    _add_special_tokens(tokenizer, metadata, tokens)
+    if bos_token is not None and metadata.get("tokenizer.ggml.add_bos_token", adds_bos):
+        ids = [(bos_token, tokenizer.token_to_id(bos_token))]
+        tokenizer.post_processor = processors.TemplateProcessing([bos_token, "$A"], special_tokens=ids)
+    return tokenizer
+
+
+def _sentencepiece(metadata: Mapping[str, MetaValue], tokens: tuple[str, ...]) -> tuple[tokenizers.Tokenizer, bool]:
+    scores = metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, np.ndarray) or len(scores) != len(tokens):
+        raise ModelError("GGUF metadata: tokenizer.ggml.scores does not give each token a score")
+    kinds = _token_kinds(metadata, tokens)
+    adds_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    return sentencepiece_tokenizer(tokens, scores.tolist(), kinds, adds_space=adds_space), True
+
+
+def _byte_level(metadata: Mapping[str, MetaValue], tokens: tuple[str, ...]) -> tuple[tokenizers.Tokenizer, bool]:
+    """And whether it adds a bos if the file says nothing."""
     name = metadata.get("tokenizer.ggml.pre")
     if not isinstance(name, str) or name not in _WORDS:
         known = ", ".join(sorted(_WORDS))
@@ -123,17 +149,15 @@ def _gguf_tokenizer(
         tokenizer.normalizer = words.normalizer
     tokenizer.pre_tokenizer = words.split
     tokenizer.decoder = decoders.ByteLevel()
-    _add_special_tokens(tokenizer, metadata, tokens)
-    if bos_token is not None and metadata.get("tokenizer.ggml.add_bos_token", words.adds_bos):
-        ids = [(bos_token, tokenizer.token_to_id(bos_token))]
-        tokenizer.post_processor = processors.TemplateProcessing([bos_token, "$A"], special_tokens=ids)
-    return tokenizer
+    return tokenizer, words.adds_bos
+
+
+# By GGUF's name for them (tokenizer.ggml.model).
+_BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece}
 
 
 def _gguf_bpe(metadata: Mapping[str, MetaValue], tokens: tuple[str, ...], ignore_merges: bool) -> models.BPE:
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        raise ModelError("GGUF metadata: tokenizer.ggml.tokens names a token twice")
     merges = []
     for line in _gguf_strings(metadata, "tokenizer.ggml.merges"):
         left, space, right = line.partition(" ")
@@ -149,10 +173,7 @@ def _gguf_bpe(metadata: Mapping[str, MetaValue], tokens: tuple[str, ...], ignore
 def _add_special_tokens(
     tokenizer: tokenizers.Tokenizer, metadata: Mapping[str, MetaValue], tokens: tuple[str, ...]
 ) -> None:
-    kinds = metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
-        raise ModelError("GGUF metadata: tokenizer.ggml.token_type does not give each token a type")
-    marked = zip(tokens, kinds.tolist(), strict=True)
+    marked = zip(tokens, _token_kinds(metadata, tokens), strict=True)
     tokenizer.add_tokens(
         [
             AddedToken(token, special=kind == _CONTROL, normalized=False)
@@ -160,6 +181,14 @@ def _add_special_tokens(
             if kind in (_CONTROL, _USER_DEFINED)
         ]
     )
+
+
+def _token_kinds(metadata: Mapping[str, MetaValue], tokens: tuple[str, ...]) -> list[int]:
+    kinds = metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
+        raise ModelError("GGUF metadata: tokenizer.ggml.token_type does not give each token a type")
+    listed: list[int] = kinds.tolist()
+    return listed
 
 
 def _gguf_strings(metadata: Mapping[str, MetaValue], key: str) -> tuple[str, ...]:

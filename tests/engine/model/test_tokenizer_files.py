@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from engine.model.fields import ModelError
 from engine.model.gguf import GgufFile, MetaValue
 from engine.model.tokenizer_files import read_folder, read_gguf
-from tests.engine.model.gguf_writer import write_gguf
+from tests.engine.model.gguf_writer import Scalar, write_gguf
 from tests.engine.model.tiny_tokenizer import MERGES, METADATA, TEMPLATE, TOKENS
 
 
@@ -84,7 +84,9 @@ def test_qwen_s_words_are_those_of_transformers(tmp_path: Path, text: str) -> No
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"model": "llama"}, r"tokenizer\.ggml\.model = 'llama' is not supported"),
+        ({"model": "bert"}, r"tokenizer\.ggml\.model = 'bert' is not supported \(gpt2, llama are\)"),
+        ({"model": "llama"}, r"tokenizer\.ggml\.scores does not give each token a score"),
+        ({"remove_extra_whitespaces": True}, r"remove_extra_whitespaces is not supported"),
         ({"pre": "falcon"}, r"tokenizer\.ggml\.pre = 'falcon' is not .* \(only gpt-2, llama-bpe, qwen2, smollm\)"),
         ({"pre": None}, r"tokenizer\.ggml\.pre = None"),
         ({"tokens": None}, r"tokenizer\.ggml\.tokens is not a list of strings"),
@@ -137,6 +139,32 @@ def test_a_folder_needs_only_tokenizer_json(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").unlink()
     files = read_folder(tmp_path)
     assert (files.chat_template, files.bos_token, files.eos_token, files.eos_token_ids) == (None, None, None, ())
+
+
+def test_a_llama_2_file_gives_sentencepiece_s_tokens(tmp_path: Path) -> None:
+    special = [("<unk>", 2), ("<s>", 3), ("</s>", 3)]
+    pieces_of = [*special, *((f"<0x{byte:02X}>", 6) for byte in range(256))]
+    pieces_of += [(piece, 1) for piece in ("\u2581h", "ell", "\u2581hello", "ll", "ello", *"\u2581helo")]
+    tokens = [piece for piece, _ in pieces_of]
+    entries = metadata(
+        tmp_path,
+        model="llama",
+        pre="default",
+        merges=None,
+        tokens=tokens,
+        token_type=[Scalar("i32", kind) for _, kind in pieces_of],
+        scores=[float(-index) for index in range(len(tokens))],
+        bos_token_id=1,
+        eos_token_id=2,
+        eot_token_id=None,
+        add_bos_token=None,
+    )
+    files = read_gguf(entries)
+    assert pieces(files.tokenizer, "hello he</s>l") == ["<s>", "\u2581hello", "\u2581h", "e", "</s>", "\u2581", "l"]
+    assert files.tokenizer.decode(files.tokenizer.encode("hello\nhé").ids) == "hello\nhé"
+    assert files.eos_token_ids == (2,)
+    entries["tokenizer.ggml.add_space_prefix"] = False
+    assert pieces(read_gguf(entries).tokenizer, "hello") == ["<s>", "h", "ello"]
 
 
 @pytest.mark.parametrize(
