@@ -30,13 +30,18 @@ def _stream(num_events: int, gap_us: int) -> Mapping[str, object]:
     return {"stream": True, "max_tokens": num_events, "seed": gap_us}
 
 
+# With an "n", which is what OpenAI has without it, each stream begins somewhere else in the gap between its events.
+_OWN_TIME = {"n": 1}
+
+
 _WHOLE = {"temperature": 0.7, "max_tokens": 64}
 KINDS = (
     Kind("500b", 500, _WHOLE),
     Kind("8k", 8192, _WHOLE),
     Kind("64k", 65536, _WHOLE),
     Kind("short-stream", 500, _stream(8, 2_000)),
-    Kind("long-stream", 500, _stream(64, 10_000)),
+    Kind("long-stream", 500, {**_stream(64, 10_000), **_OWN_TIME}),
+    Kind("streams-in-step", 500, _stream(64, 10_000)),
 )
 
 

@@ -3,7 +3,8 @@
 //   mock NUM_REPLICAS        listens on that many free ports of 127.0.0.1, prints them on one line, serves until killed
 //
 // A POST is answered at once: with one small JSON answer, or, where its body says "stream": true, with an SSE stream of
-// "max_tokens" events, "seed" microseconds apart (a field that every router passes on). The content of each event is
+// "max_tokens" events, "seed" microseconds apart (a field that every router passes on); where it has an "n", the second
+// event of each stream comes at another moment of that gap, so that streams are not in step. The content of each event is
 // "T" and 16 digits of the monotonic clock in units of 100 ns, so that load.c can tell how long the event was on its
 // way. GETs are what routers ask of an engine: models, health, load. Any other path gets an empty JSON object.
 //
@@ -43,7 +44,7 @@ typedef struct {
 } Connection;
 
 static Connection *connections[MAX_FDS];
-static int active[MAX_FDS], num_active;
+static int active[MAX_FDS], num_active, num_apart;
 static int poller, timer;
 
 static const char ANSWER[] =
@@ -210,6 +211,10 @@ static bool start_stream(int fd, const char *body, size_t length) {
     connection->events_left = number_in(body, length, "\"max_tokens\"", 64);
     connection->gap_ns = number_in(body, length, "\"seed\"", 0) * 1000;
     connection->next_ns = now_ns();
+    if (number_in(body, length, "\"n\"", 0)) {
+        num_apart = (num_apart + 618) % 1000;  // the golden section spreads them evenly, however many there are
+        connection->next_ns -= connection->gap_ns / 1000 * num_apart;
+    }
     connection->is_streaming = true;
     connection->active_slot = num_active;
     active[num_active++] = fd;

@@ -20,6 +20,7 @@ _CPU = {
     "8 KB": "cpu_us_8k",
     "64 KB": "cpu_us_64k",
     "event": "cpu_us_event",
+    "event in step": "cpu_us_event_in_step",
 }
 _FOREIGN_WARNING = 0.1
 

@@ -10,7 +10,16 @@ from loadtest.peers.visit import WHOLE, Visit
 
 YARDSTICK = "nginx"
 # What can be compared with the yardstick's.
-COMPARED = ("cpu_us_500b", "cpu_us_8k", "cpu_us_64k", "cpu_us_event", "rps_500b", "ttft_added_us", "latency_added_us")
+COMPARED = (
+    "cpu_us_500b",
+    "cpu_us_8k",
+    "cpu_us_64k",
+    "cpu_us_event",
+    "cpu_us_event_in_step",
+    "rps_500b",
+    "ttft_added_us",
+    "latency_added_us",
+)
 
 Direct = Mapping[str, Point]
 
@@ -27,6 +36,7 @@ class Figures:
     cpu_us_8k: float | None = None
     cpu_us_64k: float | None = None
     cpu_us_event: float | None = None
+    cpu_us_event_in_step: float | None = None
     rps_500b: float | None = None
     ttft_added_us: float | None = None
     latency_added_us: float | None = None
@@ -55,6 +65,7 @@ def figures_of(visits: Sequence[Visit], directs: Sequence[Direct], failure: str 
         cpu_us_8k=_median(visits, lambda visit: visit.points["8k"].cpu_us_per_request),
         cpu_us_64k=_median(visits, lambda visit: visit.points["64k"].cpu_us_per_request),
         cpu_us_event=_median(visits, lambda visit: visit.points["events"].cpu_us_per_event),
+        cpu_us_event_in_step=_median(visits, lambda visit: visit.points["in_step"].cpu_us_per_event),
         rps_500b=_median(visits, lambda visit: visit.points["500b"].requests_per_s),
         ttft_added_us=_added(visits, directs, "ttft", lambda point: point.first_event_p50_us),
         latency_added_us=_added(visits, directs, "single", lambda point: point.total_p50_us),
@@ -89,6 +100,7 @@ def as_json(table: Mapping[Row, Figures]) -> dict[str, dict[str, object]]:
             "cpu_us_8k": _rounded(figures.cpu_us_8k),
             "cpu_us_64k": _rounded(figures.cpu_us_64k),
             "cpu_us_event": _rounded(figures.cpu_us_event),
+            "cpu_us_event_in_step": _rounded(figures.cpu_us_event_in_step),
             "rps_500b": _rounded(figures.rps_500b),
             "ttft_added_us": _rounded(figures.ttft_added_us),
             "rss_mb": _rounded(figures.rss_mb),

@@ -104,7 +104,8 @@ def _visit(measured: Measured, visitor: Visitor, row: Row, program: str) -> None
         _tell(f"  {row.name}: {error}")
         return
     measured.visits.setdefault(row, []).append(visit)
-    costs = [visit.points[name].cpu_us_per_request for name in WHOLE] + [visit.points["events"].cpu_us_per_event]
+    costs = [visit.points[name].cpu_us_per_request for name in WHOLE]
+    costs += [visit.points[name].cpu_us_per_event for name in ("events", "in_step")]
     _tell(f"  {row.name}: " + " / ".join("-" if cost is None else f"{cost:,.1f}" for cost in costs) + " µs")
 
 

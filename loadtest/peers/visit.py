@@ -29,6 +29,7 @@ POINTS: Mapping[str, Load] = {
     "single": Load(bodies="500b", num_connections=1, seconds=1),
     "ttft": Load(bodies="short-stream", num_connections=1, seconds=1, is_stream=True),
     "events": Load(bodies="long-stream", num_connections=64, seconds=1, is_stream=True),
+    "in_step": Load(bodies="streams-in-step", num_connections=64, seconds=1, is_stream=True),
 }
 WHOLE = ("500b", "8k", "64k")
 
