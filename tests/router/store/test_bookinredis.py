@@ -23,7 +23,7 @@ def redis(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @contextlib.asynccontextmanager
 async def keyring(url: str, folder: Path, **settings: str) -> AsyncIterator[Keyring]:
-    store = Store(url, timeout_s=1.0, random=lambda: 0.0)
+    store = Store(url, timeout_s=20.0, random=lambda: 0.0)
     ring = open_keyring(Settings(redis=url, **settings), folder, store)  # type: ignore[arg-type]
     async with store.opened():
         with contextlib.suppress(Exception):
