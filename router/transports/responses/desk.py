@@ -28,8 +28,8 @@ from router.transports.responses.runs import Begin, Runs
 from router.transports.responses.states import SAID, Kept, ResponsesAway, UnknownPrevious, UnknownResponse
 from router.transports.responses.turn import Messages, Turn, last_of
 
-# One conversation that is longer is answered, and not stored.
-MAX_RECORD_BYTES = 8 * 2**20
+# One conversation that is longer is answered, and not stored: Redis has little time for each.
+MAX_RECORD_BYTES = 4 * 2**20
 
 
 @dataclass(eq=False, slots=True)
@@ -162,15 +162,16 @@ async def pour(
     """The events of a response behind that number, as they come, as SSE. Raises PointsmanError before the head."""
     await own_task()
     valve = Valve(leaving)
-    found = await following.open(owner, id, after)
+    opened = await following.open(owner, id, after)
     reply.bind(valve)
     reply.head(200, EARLY_STREAM, (("x-request-id", request_id(headers)),))
     number = after
     try:
-        async for events in found:
-            reply.write(b"".join(map(sse, events)) or b": following\n\n")
-            number += len(events)
-            await valve.open.wait()
+        async with opened as found:
+            async for events in found:
+                reply.write(b"".join(map(sse, events)) or b": following\n\n")
+                number += len(events)
+                await valve.open.wait()
     except PointsmanError as error:
         reply.write(sse_failure(error, number + 1))
     reply.end(Outcome.OK, is_complete=True)

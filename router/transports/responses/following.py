@@ -6,8 +6,8 @@ connection to Redis while nothing happens.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -56,15 +56,17 @@ class Following:
     bell: Bell
     clock: Clock
 
-    async def open(self, owner: str, id: str, after: int) -> AsyncIterator[Sequence[bytes]]:
+    async def open(
+        self, owner: str, id: str, after: int
+    ) -> AbstractAsyncContextManager[AsyncIterator[Sequence[bytes]]]:
         """The events behind number `after` (-1: all), some at a time and none as a sign of life; it ends with the last.
 
         Raises UnknownResponse, EventsGone or ResponsesAway, here and, but for the first, while they are read."""
         if await self.archive.get(owner, id) is None:
             raise UnknownResponse(id)
-        return self._follow(id, after, _checked(await self.archive.read(id, after), id, after))
+        return aclosing(self._follow(id, after, _checked(await self.archive.read(id, after), id, after)))
 
-    async def _follow(self, id: str, after: int, told: Told) -> AsyncIterator[Sequence[bytes]]:
+    async def _follow(self, id: str, after: int, told: Told) -> AsyncGenerator[Sequence[bytes], None]:
         told_at = self.clock()
         with self.bell.heard(id) as news:
             while True:

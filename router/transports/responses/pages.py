@@ -52,13 +52,14 @@ class _Pages:
 
     async def _follow(self, request: web.Request) -> web.StreamResponse:
         after = _number(request, "starting_after", -1, 2**53)
-        found = await self._desk.following.open(self._owner(request), request.match_info["id"], after)
+        opened = await self._desk.following.open(self._owner(request), request.match_info["id"], after)
         response = web.StreamResponse(headers=dict(EARLY_STREAM))
         await response.prepare(request)
         try:
-            async for events in found:
-                await response.write(b"".join(map(sse, events)) or b": following\n\n")
-                after += len(events)
+            async with opened as found:
+                async for events in found:
+                    await response.write(b"".join(map(sse, events)) or b": following\n\n")
+                    after += len(events)
         except PointsmanError as error:
             await response.write(sse_failure(error, after + 1))
         await response.write_eof()

@@ -159,12 +159,12 @@ class ResponsesTalk:
         await own_task()
         valve, after = Valve(leaving), -1 if word.starting_after is None else word.starting_after
         owner = self._desk.owner_of(self._visitor.headers)
-        found = await self._desk.following.open(owner, word.response_id, after)
-        answer.bind(valve)
-        async for events in found:
-            for event in events:
-                answer.tell(event)
-            await valve.open.wait()
+        async with await self._desk.following.open(owner, word.response_id, after) as found:
+            answer.bind(valve)
+            async for events in found:
+                for event in events:
+                    answer.tell(event)
+                await valve.open.wait()
 
     def _cancel(self, id: str) -> None:
         answer = next((each for each in self._answers() if each.id == id), None)

@@ -16,7 +16,7 @@ from router.transports.responses.runs import UNFOLLOWED_S
 from tests.contracts.hostile import DONE
 from tests.fakes import FakeExchange, until
 from tests.router.jobs.rig import patiently
-from tests.router.store.servers import Server
+from tests.router.store.servers import Server, server
 from tests.router.transports.dialects.rig import Answer, Rig, open_rig, stream, whole
 
 PATH = "/v1/responses"
@@ -332,6 +332,23 @@ async def test_while_redis_is_away_requests_are_served_and_say_that_they_are_not
         ):
             assert (refused.status, refused.json["error"]["code"]) == (503, "responses_unavailable")
         assert len(rig.upstream.exchanges) == 2
+
+
+async def test_a_client_is_served_to_the_end_when_redis_dies_in_the_middle_of_its_stream() -> None:
+    with server("6.2") as own:
+        store = Store(own.url, timeout_s=5.0)
+        async with store.opened(), open_rig(Archive(store, KeepLimits())) as rig:
+            await store.wait_up(30.0)
+            async with Reader(rig, "POST", PATH, RESUMABLE) as reader:
+                exchange = await rig.exchange()
+                exchange.head()
+                exchange.send(delta("a"))
+                await reader.until_type("response.output_text.delta")
+                own.stop()
+                exchange.send(delta("b") + DONE)
+                exchange.end()
+                last = (await reader.until_type("response.completed"))[-1]["response"]
+            assert (last["store"], last["output"][0]["content"][0]["text"]) == (False, "ab")
 
 
 async def test_input_items_come_in_pages_the_latest_first() -> None:
