@@ -114,10 +114,9 @@ def _gguf_tokenizer(
     metadata: Mapping[str, MetaValue], tokens: tuple[str, ...], bos_token: str | None
 ) -> tokenizers.Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
-    if kind not in _BUILDERS:
-        raise ModelError(
-            f"GGUF metadata: tokenizer.ggml.model = {kind!r} is not supported ({', '.join(_BUILDERS)} are)"
-        )
+    if not isinstance(kind, str) or kind not in _BUILDERS:
+        known = ", ".join(_BUILDERS)
+        raise ModelError(f"GGUF metadata: tokenizer.ggml.model = {kind!r} is not supported ({known} are)")
     if len(set(tokens)) != len(tokens):
         raise ModelError("GGUF metadata: tokenizer.ggml.tokens names a token twice")
     tokenizer, adds_bos = _BUILDERS[kind](metadata, tokens)
