@@ -26,31 +26,36 @@ async def until(condition: Callable[[], object], patience_s: float = 30.0) -> No
             await asyncio.sleep(0.01)
 
 
+async def up(store: Store) -> None:
+    await until(lambda: store.is_up)
+
+
 async def test_what_is_stored_outlives_the_server(tmp_path: Path) -> None:
     for number in range(2):
         server = EmbeddedServer(tmp_path / "redis")
-        store = Store(server.url)
+        store = Store(server.url, 20.0)
         async with server.opened(), store.opened():
-            await store.wait_up(10.0)
+            await up(store)
             assert await store.call("INCR", "pm:{x}") == number + 1
             await store.call("WAITAOF", 1, 0, 500) if store.version.startswith("8") else await asyncio.sleep(0)
     assert not server.socket.exists() or not _answers(server)
 
 
 def _answers(server: EmbeddedServer) -> bool:
-    return any(str(server.folder) in " ".join(process.cmdline()) for process in psutil.process_iter())
+    commands = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    return any(str(server.folder) in command for command in commands)
 
 
 async def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
     server = EmbeddedServer(tmp_path / "redis")
-    store = Store(server.url)
+    store = Store(server.url, 20.0)
     async with server.opened(), store.opened():
         await until(lambda: store.is_up)
         assert server._process is not None
         killed = server._process.pid
         os.kill(killed, signal.SIGKILL)
         await until(lambda: server._process is not None and server._process.pid != killed)
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(30.0):
             while True:
                 with contextlib.suppress(StoreAway):
                     assert await store.call("SET", "pm:{x}", "y")
@@ -94,7 +99,7 @@ async def test_routers_of_one_folder_use_one_server_and_the_next_takes_it_over(
         assert other._process is None
         close_one.set()
         await until(lambda: other._process is not None)
-        store = Store(other.url)
+        store = Store(other.url, 20.0)
         async with store.opened():
             await until(lambda: store.is_up)
 
