@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,12 @@ def test_a_batch_is_cancelled_by_its_id(fleet: Fleet, tmp_path: Path) -> None:
 
 
 def test_the_sdk_prefers_to_come_back(fleet: Fleet) -> None:
-    client = openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="-")
     messages: Any = [{"role": "user", "content": "later"}]
+    with openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="-") as client:
+        _prefer(client, messages)
+
+
+def _prefer(client: openai.OpenAI, messages: Any) -> None:
     raw = client.chat.completions.with_raw_response.create(
         model="m", messages=messages, extra_headers={"Prefer": "respond-async"}
     )
@@ -155,9 +160,8 @@ def test_the_sdk_prefers_to_come_back(fleet: Fleet) -> None:
 def test_webhooks_are_listed_replayed_and_their_secrets_replaced_with_several_workers(fleet: Fleet) -> None:
     receiver = Receiver(first_status=410)
     body = {"model": "m", "messages": [{"role": "user", "content": "tell"}], "webhook_endpoint": receiver.url}
-    with receiver.serving():
+    with receiver.serving(), openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="-") as client:
         secret = admin(fleet, "secrets", "--rotate").stdout.strip()
-        client = openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="-")
         job: Any = client.post("/async/chat/completions", cast_to=object, body=body)
         wait_until(lambda: job["id"] in admin(fleet, "list").stdout, 60, "the webhook is given up")
         row = next(line for line in admin(fleet, "list").stdout.splitlines() if line.startswith(job["id"]))
@@ -173,6 +177,50 @@ def test_webhooks_are_listed_replayed_and_their_secrets_replaced_with_several_wo
     assert "rotation" in shown.stdout
     assert secret not in shown.stdout
     assert "There is no asynchronous request `async_x`" in admin(fleet, "replay", "async_x").stderr
+
+
+def test_keys_of_one_tenant_share_jobs_files_and_batches_and_another_tenant_sees_none(
+    replicas: list[FakeReplica], tmp_path: Path
+) -> None:
+    tokens = [_new_key(tmp_path / "state", tenant) for tenant in ("red", "red", "blue")]
+    with company(replicas, state_dir=tmp_path / "state") as own, ExitStack() as stack:
+        wait_until(lambda: own.replicas(), 60, "replicas are known")
+        clients = [openai.OpenAI(base_url=f"{own.url}/v1", api_key=token) for token in tokens]
+        one, other, stranger = (stack.enter_context(client) for client in clients)
+        body = {"model": "m", "messages": [{"role": "user", "content": "ours"}]}
+        job: Any = one.post("/async/chat/completions", cast_to=object, body=body)
+        file = one.files.create(file=requests_in(tmp_path / "f.jsonl", 3), purpose="batch")
+        endpoint: Any = "/v1/chat/completions"
+        batch = one.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
+        seen: Any = other.get(f"/async/{job['id']}", cast_to=object)
+        assert seen["id"] == job["id"]
+        assert other.files.retrieve(file.id).filename == "f.jsonl"
+        assert [each.id for each in other.batches.list()] == [batch.id]
+        wait_until(lambda: other.batches.retrieve(batch.id).status == "completed", 60, "the batch is done")
+        result = other.batches.retrieve(batch.id).output_file_id
+        assert result is not None
+        assert len(other.files.content(result).text.splitlines()) == 3
+        assert not stranger.batches.list().data
+        assert not stranger.files.list().data
+        asks: list[Any] = [
+            lambda: stranger.get(f"/async/{job['id']}", cast_to=object),
+            lambda: stranger.delete(f"/async/{job['id']}", cast_to=object),
+            lambda: stranger.batches.retrieve(batch.id),
+            lambda: stranger.batches.cancel(batch.id),
+            lambda: stranger.files.retrieve(file.id),
+            lambda: stranger.files.content(result),
+            lambda: stranger.files.delete(file.id),
+            lambda: stranger.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h"),
+        ]
+        for ask in asks:
+            with pytest.raises(openai.NotFoundError):
+                ask()
+
+
+def _new_key(state: Path, tenant: str) -> str:
+    command = [str(BIN / "pointsman"), "keys", "create", "--tenant", tenant, "--state-dir", str(state)]
+    done = subprocess.run([*command, "--name", tenant], capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout.strip()
 
 
 def admin(fleet: Fleet, *words: str) -> "subprocess.CompletedProcess[str]":
