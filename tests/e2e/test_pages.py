@@ -1,4 +1,4 @@
-"""What operators and clients ask of several workers besides inference: explanations, documents, tokens, sessions."""
+"""What real processes say besides answers: explanations, documents, tokens; and where the requests of an agent go."""
 
 import json
 import urllib.error
@@ -43,9 +43,10 @@ def test_one_of_several_workers_says_what_it_would_decide_and_both_ports_describ
         assert "error" in told
 
 
-def test_the_requests_of_one_agent_keep_their_replica_whichever_worker_has_them() -> None:
-    """Each request brings more of the same conversation, on a connection of its own; others' requests come between."""
-    with fake_replicas(4) as replicas, company(replicas) as fleet:
+def test_the_requests_of_one_agent_keep_their_replica() -> None:
+    """Each request brings more of the same conversation, on a connection of its own; others' requests come between.
+    In one process: of several, each hears of the others' dispatches a moment later."""
+    with fake_replicas(4) as replicas, company(replicas, workers=1) as fleet:
         used: dict[int, Counter[str]] = {agent: Counter() for agent in range(6)}
         for turn in range(6):
             for agent in used:
