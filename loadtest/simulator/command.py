@@ -117,6 +117,8 @@ def _changed(settings: SimSettings, scenario: Scenario) -> Scenario:
     known = _given(settings, "routers", "metrics_interval_ms", "kv_event_delay_ms")
     if not settings.kv_events:
         known["kv_events"] = False
+    if not settings.fair_shares:
+        known["fair_shares"] = False
     knowledge = msgspec.structs.replace(scenario.knowledge, **known)
     return checked(msgspec.structs.replace(scenario, **fleet, knowledge=knowledge), "a flag")
 

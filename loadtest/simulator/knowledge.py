@@ -19,12 +19,14 @@ from router.prefix.follower import FeedState, FeedStatus
 
 class Knowledge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`metrics_interval_ms`: a report is up to so old; 0: always that of this moment. `kv_events` false: routers go by
-    their own dispatches, the replicas' capacity and answers. `routers` that share the fleet, each with its own view."""
+    their own dispatches, the replicas' capacity and answers. `routers` that share the fleet, each with its own view.
+    `fair_shares` false: they do not know whose requests wait, and serve them in one order."""
 
     metrics_interval_ms: float = 0.0
     kv_events: bool = True
     kv_event_delay_ms: float = 0.0
     routers: int = 1
+    fair_shares: bool = True
 
 
 @dataclass(eq=False, slots=True)

@@ -39,6 +39,7 @@ class SimSettings:
         None
     )
     kv_events: Annotated[bool, About("replicas tell nothing of their caches")] = True
+    fair_shares: Annotated[bool, About("routers serve in one order, whoever asks: what fair shares cost")] = True
     jobs: Annotated[int, About("processes that simulate", at_least=1)] = 1
     format: Annotated[Literal["table", "json", "markdown"], About("what is printed")] = "table"
     png: Annotated[Path | None, About("draw capacity, attainment and hit ratios to this file")] = None

@@ -111,6 +111,7 @@ class _Run:
             setup.profile.kv_capacity_tokens // workload.block_size,
             workload.adapters,
         )
+        station.is_fair = setup.knowledge.fair_shares
         return station
 
     def _open_loop(self, arrivals: Sequence[Arrival]) -> None:

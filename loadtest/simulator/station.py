@@ -45,7 +45,7 @@ SWEEP_S = 1.0
 @dataclass(eq=False, slots=True)
 class Station:
     """`send(job, lease)` is called once a job has its place, `refused(job)` once it is told that it gets none, and
-    `before_look()` before the fleet is looked at."""
+    `before_look()` before the fleet is looked at. `is_fair` false: all wait in one order, whoever they are of."""
 
     loop: VirtualLoop
     registry: Registry
@@ -54,6 +54,7 @@ class Station:
     caches: Caches
     send: Callable[[Job, Lease], None]
     refused: Callable[[Job], None]
+    is_fair: bool = True
     pool: Pool = field(init=False)
     before_look: Callable[[], None] = field(default=lambda: None)
     _members: dict[str, Member] = field(init=False)
@@ -114,7 +115,7 @@ class Station:
             is_stream=True,
             session=ask.session,
         )
-        standing = None if ask.tenant is None else Standing(tenant=ask.tenant)
+        standing = Standing(tenant=ask.tenant) if ask.tenant is not None and self.is_fair else None
         return Demand(request, self.pool, ask.prompt, ask.adapter, standing=standing)
 
 

@@ -33,6 +33,7 @@ def test_flags_change_what_the_scenario_says(scenario: Path) -> None:
         "--routers",
         "2",
         "--no-kv-events",
+        "--no-fair-shares",
         "--metrics-interval-ms",
         "50",
     )
@@ -44,6 +45,7 @@ def test_flags_change_what_the_scenario_says(scenario: Path) -> None:
         False,
         50,
     )
+    assert not changed.knowledge.fair_shares
     assert (task.load, task.seeds) == (2.0, (7, 8, 9))
 
 
