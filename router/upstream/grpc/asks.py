@@ -135,10 +135,6 @@ class Completion(Sampling, kw_only=True, forbid_unknown_fields=True):
     prompt: str | list[Any]
     add_special_tokens: bool | None = None
 
-    @property
-    def most_tokens(self) -> int | None:
-        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
-
 
 class Embeddings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str

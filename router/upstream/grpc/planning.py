@@ -14,7 +14,17 @@ from router.ports import Decoder, TokenIds
 from router.upstream.grpc import engine_contract, vllm_contract
 from router.upstream.grpc.answering import Call, Embedding, Generation, Plan
 from router.upstream.grpc.answers import Said, Title, Told, Whole
-from router.upstream.grpc.asks import MAX_CALLS, Body, Chat, Completion, Embeddings, body_of, prompts_of, unsupported
+from router.upstream.grpc.asks import (
+    DEFAULT_COMPLETION_TOKENS,
+    MAX_CALLS,
+    Body,
+    Chat,
+    Completion,
+    Embeddings,
+    body_of,
+    prompts_of,
+    unsupported,
+)
 
 # What the watch calls an engine behind vLLM's contract; every other speaks engine.proto.
 VLLM = "vllm"
@@ -68,8 +78,7 @@ class Planner:
             return _embedding(attempt, body, prompts, request_id)
         if len(prompts) * (body.n or 1) > MAX_CALLS:
             raise InvalidRequest(f"At most {MAX_CALLS} choices may be asked for at once.", param="n")
-        if _speaks_vllm(attempt):
-            _check_room(body, prompts, _pool(attempt))
+        _fit(body, prompts, _pool(attempt))
         contract = vllm_contract if _speaks_vllm(attempt) else engine_contract
         calls = list(contract.generating(body, prompts, request_id, _adapter(attempt, body)))
         return Plan(calls, self._generation(attempt, body, calls))
@@ -122,13 +131,17 @@ def _ready(body: Body) -> Prompts:
     return () if isinstance(body, Chat) else prompts_of(body.prompt, "prompt")
 
 
-def _check_room(body: Chat | Completion, prompts: Prompts, pool: Pool) -> None:
-    """Over HTTP vLLM refuses what its context does not hold; over gRPC it goes on to its end."""
-    room, wanted = pool.max_model_len, body.most_tokens or 0
+def _fit(body: Chat | Completion, prompts: Prompts, pool: Pool) -> None:
+    """Refuse what the context does not hold, by the name that the client knows; vLLM would go on to its end. A
+    completion of which nobody says how long it may get has OpenAI's few tokens, or what is left."""
+    room, wanted = pool.max_model_len, body.most_tokens
     longest = max((len(each) for each in prompts if not isinstance(each, str)), default=0)
-    if room is not None and longest + wanted > room:
-        words = f"The context holds {room} tokens, too few for {longest} of prompt and {wanted} of output."
+    if room is not None and longest + max(wanted or 0, 1) > room:
+        words = f"The context holds {room} tokens, too few for {longest} of prompt and {wanted or 1} of output."
         raise ContextTooLong(words, param="messages" if isinstance(body, Chat) else "prompt")
+    if wanted is None and isinstance(body, Completion):
+        left = DEFAULT_COMPLETION_TOKENS if room is None else room - longest
+        body.max_tokens = min(DEFAULT_COMPLETION_TOKENS, left)
 
 
 def _embedding(attempt: Attempt, body: Embeddings, texts: Prompts, request_id: str) -> Plan:

@@ -9,7 +9,7 @@ import pytest
 
 from router.core import Surface
 from router.errors import InvalidRequest, UpstreamStatus
-from router.upstream.grpc.asks import Body, Chat, Completion, body_of, prompts_of
+from router.upstream.grpc.asks import Body, Chat, body_of, prompts_of
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -75,12 +75,6 @@ def test_what_is_wrong_is_refused_by_name_for_good(fields: dict[str, Any], param
 def test_zero_is_not_false() -> None:
     with pytest.raises(UpstreamStatus):
         body_of(Surface.COMPLETIONS, b'{"model": "m", "prompt": "a", "logprobs": 0}')
-
-
-def test_a_completion_has_openais_few_tokens_where_nobody_says_how_many() -> None:
-    completion = body_of(Surface.COMPLETIONS, b'{"model": "m", "prompt": "a"}')
-    assert isinstance(completion, Completion)
-    assert (completion.most_tokens, completion.stops) == (16, ())
 
 
 def test_a_chat_has_the_newer_of_its_two_limits() -> None:

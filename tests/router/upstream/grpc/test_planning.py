@@ -285,10 +285,20 @@ def test_what_vllms_contract_lacks_is_refused_by_name(name: str, value: object) 
     assert json.loads(caught.value.body)["error"]["param"] == name
 
 
-def test_what_the_context_does_not_hold_is_refused_as_vllm_does_over_http() -> None:
-    with pytest.raises(ContextTooLong):
-        planned(engine="vllm", max_tokens=998)
-    assert planned(engine="vllm", max_tokens=997)
+@pytest.mark.parametrize("engine", [None, "vllm"])
+def test_what_the_context_does_not_hold_is_refused(engine: str | None) -> None:
+    with pytest.raises(ContextTooLong) as caught:
+        planned(engine=engine, max_tokens=998)
+    assert caught.value.param == "messages"
+    assert planned(engine=engine, max_tokens=997)
+    with pytest.raises(ContextTooLong) as caught:
+        planned(engine=engine, path=COMPLETIONS, prompt=[1] * 1000)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "most"), [(1, 16), (990, 10)])
+def test_a_completion_has_openais_few_tokens_or_what_is_left(num_prompt_tokens: int, most: int) -> None:
+    assert asked(planned(path=COMPLETIONS, prompt=[1] * num_prompt_tokens)).sampling.max_tokens == most
 
 
 def test_characters_come_whole_however_tokens_cut_them() -> None:
