@@ -65,7 +65,7 @@ class SessionCall:
                 case None:
                     raise InvalidRequest("One of `open`, `append`, `commit` and `cancel` is required.", param="ask")
         except PointsmanError as error:
-            await self._tell(ask.commit.turn_id, failures.of_error(error))
+            await self._write(_failed(ask.commit.turn_id, failures.of_error(error)))
 
     def _open(self, ask: SessionOpen) -> None:
         if not self._turns.is_idle:
@@ -91,7 +91,7 @@ class SessionCall:
         if turn_id == self._turns.current and self._outbox is not None:
             self._outbox.leave()
         if self._turns.withdraw(turn_id):
-            await self._send(turn_id, ChatEvent(finish_reason=FINISH_REASON_ABORT))
+            await self._write(_answered(turn_id, ChatEvent(finish_reason=FINISH_REASON_ABORT)))
 
     def _opened(self) -> Conversation:
         if self.conversation is None:
@@ -125,41 +125,47 @@ class SessionCall:
                 await self._news.wait()
 
     async def _answer(self, ask: InputCommit) -> None:
+        """Who hears of a turn's end may use its id again."""
         conversation, told = self._opened(), Answering()
         try:
             more = asks.messages(ask.messages) if ask.messages else ()
             body = conversation.commit(more)
             try:
-                await self._carry(ask.turn_id, body, conversation, told)
+                last = _answered(ask.turn_id, await self._carry(ask.turn_id, body, conversation, told))
             finally:
                 conversation.answered(told)
         except CallFailed as failed:
-            if self._outbox is not None and self._outbox.outcome is Outcome.CLIENT_GONE:
-                await self._send(ask.turn_id, ChatEvent(finish_reason=FINISH_REASON_ABORT))
-            else:
-                await self._tell(ask.turn_id, failed)
+            is_left = self._outbox is not None and self._outbox.outcome is Outcome.CLIENT_GONE
+            aborted = _answered(ask.turn_id, ChatEvent(finish_reason=FINISH_REASON_ABORT))
+            last = aborted if is_left else _failed(ask.turn_id, failed)
         except PointsmanError as error:
-            await self._tell(ask.turn_id, failures.of_error(error))
+            last = _failed(ask.turn_id, failures.of_error(error))
         finally:
             self._outbox = None
             self._turns.end()
+        await self._write(last)
 
-    async def _carry(self, turn_id: str, body: bytes, conversation: Conversation, answering: Answering) -> None:
+    async def _carry(self, turn_id: str, body: bytes, conversation: Conversation, answering: Answering) -> ChatEvent:
+        """All but the last event of an answer, which is what it gives."""
         async with self.calls.answer(self.context, Surface.CHAT, body, conversation.headers) as (id, outbox):
             self._outbox, told = outbox, Told(id)
             async for chunk in self.calls.events(None, outbox):
                 answering.add(chunk)
                 if (event := told.chat(chunk)) is not None:
-                    await self._send(turn_id, event)
-            await self._send(turn_id, told.last_chat())
+                    await self._write(_answered(turn_id, event))
+        return told.last_chat()
 
-    async def _send(self, turn_id: str, event: ChatEvent) -> None:
+    async def _write(self, event: SessionEvent) -> None:
         async with self._writing:
-            await self.context.write(SessionEvent(turn_id=turn_id, answer=event))
+            await self.context.write(event)
 
-    async def _tell(self, turn_id: str, failed: CallFailed) -> None:
-        error = SessionError(
-            status=failed.status.value[0], code=failed.code or "", message=failed.message, field=failed.field or ""
-        )
-        async with self._writing:
-            await self.context.write(SessionEvent(turn_id=turn_id, error=error))
+
+def _answered(turn_id: str, event: ChatEvent) -> SessionEvent:
+    return SessionEvent(turn_id=turn_id, answer=event)
+
+
+def _failed(turn_id: str, failed: CallFailed) -> SessionEvent:
+    error = SessionError(
+        status=failed.status.value[0], code=failed.code or "", message=failed.message, field=failed.field or ""
+    )
+    return SessionEvent(turn_id=turn_id, error=error)

@@ -56,7 +56,7 @@ class ResponseDesk:
         turn = Turn(owner, asked, before, ResponseTeller(asked))
         if asked.ask.background:
             await self._start(turn, request, reply, leaving)
-        elif not asked.is_resumable or not await self._go_on(turn, request, reply):
+        elif not asked.is_resumable or not await self._go_on(turn, request, reply, recent):
             await self._answer(turn, request, reply, leaving, recent)
 
     async def prepare(self, headers: Headers, body: bytes, reply: Reply, leaving: Leaving, recent: Recent) -> None:
@@ -145,7 +145,7 @@ class ResponseDesk:
         else:
             answer(reply, 200, msgspec.json.encode(teller.response()), request.headers)
 
-    async def _go_on(self, turn: Turn, request: Request, reply: Reply) -> bool:
+    async def _go_on(self, turn: Turn, request: Request, reply: Reply, recent: Recent | None) -> bool:
         """A stream that may go on without its client. False where it cannot be stored now."""
         try:
             run = await self.runs.start(turn, request, reply)
@@ -153,6 +153,8 @@ class ResponseDesk:
             turn.teller.is_stored = False
             return False
         await run.ended()
+        if recent is not None and turn.teller.state in SAID:
+            recent.keep(turn.teller.id, turn.messages())
         return True
 
 

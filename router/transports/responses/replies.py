@@ -49,10 +49,10 @@ class Held:
     # for who stores it
 
     def release(self, rest: bytes | None) -> None:
-        """The end of a stream, or another body than the one that is held. What has no end is left to who waits."""
+        """The end of a stream, or another body than the one that is held; once, and only what has come to its end."""
         if self._ending is None:
             return
-        outcome, is_complete = self._ending
+        (outcome, is_complete), self._ending = self._ending, None
         if self.is_stream:
             self._reply.write(rest or b"")
         else:

@@ -38,11 +38,13 @@ MOST_DEATHS = 3
 UNFOLLOWED_S = 15.0
 # The end of one that nobody waits for is told again and again, for longer than a lease: then it is another's.
 END_AWAY_S = 20.0
+# Behind an outage, or its own start, a process takes nothing yet: who holds it may be about to renew.
+SETTLE_S = 5.0
 END_POLL_S = 0.5
 # Created, queued, in progress: nothing of the answer.
 _NUM_OPENING = 3
 _CUT = Failure("The answer was cut before its end.", "server_error", None, "server_error")
-_DIED = Failure("Whoever ran the response died in the middle of it.", "server_error", None, "server_error")
+_DIED = "Whoever ran the response died in the middle of it."
 log = logging.getLogger(__name__)
 
 
@@ -91,6 +93,10 @@ class Runs:
     clock: Clock
     bell: Bell = field(default_factory=Bell)
     held: dict[str, Run] = field(default_factory=dict)
+    _settled_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._settled_at = self.clock() + SETTLE_S
 
     async def start(self, turn: Turn, request: Request, reply: Reply | None = None) -> Run:
         """Known before it is begun, so that whoever asks for it finds it. Raises ResponsesAway."""
@@ -122,15 +128,19 @@ class Runs:
         try:
             while True:
                 await asyncio.sleep(WATCH_S)
-                with contextlib.suppress(ResponsesAway):
+                try:
                     await self.look()
+                except ResponsesAway:
+                    self._settled_at = self.clock() + SETTLE_S
+                except Exception:
+                    log.exception("responses could not be looked after")
         finally:
             await asyncio.shield(self.close())
 
     async def look(self) -> None:
         """Renew what is ours, stop what is not any more, take what was left. Raises ResponsesAway."""
         await self._renew()
-        if (orphan := await self.archive.take()) is not None:
+        if self.clock() >= self._settled_at and (orphan := await self.archive.take()) is not None:
             await self._adopt(orphan)
 
     async def close(self) -> None:
@@ -168,10 +178,13 @@ class Runs:
                 group.create_task(run.tape.run())
                 await self.begin(request, TranslatingReply(held, run.turn.teller)).wait()
                 run.tape.close()
-            await self._end(run, held)
+            await self._end(run, held, END_AWAY_S)
         except asyncio.CancelledError:
             await asyncio.shield(self._leave(run, held))
             raise
+        except Exception:
+            log.exception("response %s broke", run.turn.teller.id)
+            await self._leave(run, held)
         finally:
             if self.held.get(run.turn.teller.id) is run:  # else it is ours again, after we had lost it
                 del self.held[run.turn.teller.id]
@@ -186,7 +199,8 @@ class Runs:
         if run.errand is not None:
             run.errand.cancel()
 
-    async def _end(self, run: Run, held: Held) -> None:
+    async def _end(self, run: Run, held: Held, patience_s: float) -> None:
+        """A client that waits for it waits no longer than for one try."""
         turn, teller = run.turn, run.turn.teller
         is_refused = held.status >= 400 and not held.is_stream
         if is_refused and not turn.asked.ask.background:
@@ -195,18 +209,17 @@ class Runs:
         else:
             if not teller.has_ended:
                 run.tape.add(teller.ending(_CUT))
-            teller.is_stored = await self._tell_end(run)
+            teller.is_stored = await self._tell_end(run, 0.0 if run.is_attached else patience_s)
         held.release(last_of(teller, is_stream=held.is_stream))
 
-    async def _tell_end(self, run: Run) -> bool:
-        """A client that waits for it waits no longer than for one try."""
-        teller, deadline = run.turn.teller, self.clock() + END_AWAY_S
+    async def _tell_end(self, run: Run, patience_s: float) -> bool:
+        teller, deadline = run.turn.teller, self.clock() + patience_s
         first, events = run.ending()
         while True:
             try:
                 return await self.archive.end(teller.id, run.fence, teller.state, run.turn.record(), first, events)
             except ResponsesAway as error:
-                if run.is_attached or self.clock() > deadline:
+                if self.clock() >= deadline:
                     log.warning("the end of response %s could not be stored: %s", teller.id, error.message)
                     return False
                 await asyncio.sleep(END_POLL_S)
@@ -220,7 +233,7 @@ class Runs:
             elif run.is_untold:
                 await self.archive.give_back([(teller.id, run.fence)])
             else:
-                await self._end(run, held)
+                await self._end(run, held, 0.0)
         held.release(last_of(teller, is_stream=held.is_stream))
 
     async def _renew(self) -> None:
@@ -235,17 +248,22 @@ class Runs:
                 await self.cancel(run.turn.owner, run.turn.teller.id)
 
     async def _adopt(self, orphan: Orphan) -> None:
-        kept = msgspec.json.decode(orphan.record, type=Kept)
+        try:
+            kept = msgspec.json.decode(orphan.record, type=Kept)
+        except msgspec.DecodeError:
+            log.warning("the record of response %s cannot be read: it is dropped", orphan.id)
+            await self.archive.delete(orphan.owner, orphan.id)
+            return
         if orphan.is_cancelled:
             state, error = ResponseState.CANCELLED, CANCELLED
             await self._end_kept(orphan.id, orphan.fence, orphan.num_said, kept, state, error)
             return
         try:
             if orphan.num_deaths >= MOST_DEATHS or orphan.num_said > _NUM_OPENING or not kept.response["background"]:
-                raise InvalidRequest(_DIED.message)
+                raise InvalidRequest(_DIED)
             turn, request = self._again(orphan, kept)
-        except PointsmanError as failed:
-            error = {"code": "server_error", "message": failed.message}
+        except (PointsmanError, msgspec.DecodeError) as failed:
+            error = {"code": "server_error", "message": str(failed)}
             await self._end_kept(orphan.id, orphan.fence, orphan.num_said, kept, ResponseState.FAILED, error)
             return
         self._go(turn, orphan.fence, turn.teller.queue(), request, None)

@@ -12,7 +12,8 @@ from router.store import names
 from router.store.connection import Store
 from router.transports.responses.archive import Archive, KeepLimits
 from router.transports.responses.following import is_last
-from router.transports.responses.runs import UNFOLLOWED_S
+from router.transports.responses.runs import SETTLE_S, UNFOLLOWED_S
+from router.transports.responses.states import ResponseState
 from tests.contracts.hostile import DONE
 from tests.fakes import FakeExchange, until
 from tests.router.jobs.rig import patiently
@@ -268,6 +269,38 @@ async def test_one_whose_process_died_is_run_again_but_not_for_ever(archive: Arc
         for rig in (first, second):
             await rig.responses.runs.look()
             await patiently(lambda rig=rig: not rig.responses.runs.held)  # type: ignore[misc]
+
+
+async def test_behind_an_outage_nothing_is_taken_from_who_may_be_about_to_renew_it(
+    archive: Archive, redis_server: Server
+) -> None:
+    async with open_rigs(archive) as (first, second):
+        id = (await first.fetch("POST", PATH, ASK | {"background": True})).json["id"]
+        exchange = await first.exchange()
+        redis_server.command("ZADD", names.RESPONSES + "held", 0, id)
+        second.responses.runs._settled_at = second.station.clock() + SETTLE_S
+        await second.responses.runs.look()
+        await first.responses.runs.look()
+        second.station.clock.now += SETTLE_S
+        await second.responses.runs.look()
+        assert second.upstream.exchanges == []
+        await answered(exchange, "x")
+        await polled(second, id, "completed")
+
+
+async def test_a_record_that_cannot_be_read_is_dropped_and_harms_nobody(archive: Archive, redis_server: Server) -> None:
+    async with open_rigs(archive, 1) as (rig,):
+        for id, record, work in (
+            ("r", b"{", b"{}"),
+            ("s", b'{"response":{"background":true},"input":[],"messages":[]}', b"{"),
+        ):
+            await archive.begin("default", id, ResponseState.QUEUED, record, work)
+            redis_server.command("ZADD", names.RESPONSES + "held", 0, id)
+            await rig.responses.runs.look()
+        assert await archive.get("default", "r") is None
+        found = await archive.get("default", "s")
+        assert found is not None
+        assert found[0] is ResponseState.FAILED
 
 
 async def test_a_stranger_neither_follows_nor_cancels(archive: Archive) -> None:
