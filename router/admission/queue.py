@@ -144,6 +144,8 @@ class LocalQueue:
 
     def _admit(self, queue: _PoolLine, demand: Demand, now: float) -> None:
         """Whether a newcomer may join the line; somebody of less right gives way where it is full."""
+        if not len(queue.line):
+            queue.pace.began(now)  # that nobody got a place while nobody waited is no standstill
         if queue.pace.is_known and self.placer.has_ready(demand):
             standing = standing_of(demand)
             num_ahead, flow = queue.line.num_ahead(standing), queue.line.flows.get(standing)

@@ -48,6 +48,25 @@ async def test_a_flow_is_charged_what_it_took_and_refunded_what_it_did_not() -> 
 
 
 @in_virtual_time
+async def test_a_line_that_was_empty_for_long_is_not_taken_for_one_that_stands_still() -> None:
+    house = House()
+    lease = await house.full()
+    for number in range(12):
+        house.start(f"r{number}")
+    await settle()
+    for number in range(12):
+        await asyncio.sleep(1.0)
+        lease.release(Outcome.OK)
+        lease = await house.tasks[f"r{number}"]
+    await asyncio.sleep(500.0)
+    house.start("newcomer", arrived=asyncio.get_running_loop().time())
+    await settle()
+    assert house.queue.num_waiting == 1
+    lease.release(Outcome.OK)
+    assert (await house.tasks["newcomer"]).demand.request.id == "newcomer"
+
+
+@in_virtual_time
 async def test_work_whose_wait_would_outlast_its_deadline_is_refused_at_once_with_a_true_retry_after() -> None:
     house, loop = House(), asyncio.get_running_loop()
     lease = await house.full()
