@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from router.jobs import lines
-from router.jobs.book import FIELDS, JobBook, job_of, new_words
+from router.jobs.book import JobBook, new_words
 from router.jobs.files import FileRecord, NoSpace, Shelf
 from router.jobs.lines import Fault, Piece
 from router.jobs.results import Results
@@ -162,9 +162,8 @@ class BatchBook:
 
     async def ended(self, id: str, most: int) -> list[Job]:
         """Jobs of its lines that ended and are not written yet."""
-        store = self.book.store
-        ids = [each.decode() for each in await store.call("LRANGE", f"{names.JOBS}batch:{id}:ended", 0, most - 1)]
-        return [job_of(each, await store.call("HMGET", names.job(each), *FIELDS)) for each in ids]
+        ids = await self.book.store.call("LRANGE", f"{names.JOBS}batch:{id}:ended", 0, most - 1)
+        return [job for job in await self.book.read([each.decode() for each in ids]) if job is not None]
 
     async def open_lines(self, id: str) -> list[str]:
         """Jobs of its lines that are not written yet."""

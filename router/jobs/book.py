@@ -23,7 +23,7 @@ MOST_DEATHS = 3
 SAME_S = 24 * 3600.0
 # Until another sender may try a webhook that its sender is silent of.
 HOOK_LEASE_S = 20.0
-FIELDS = "owner surface state created changed tries status result fault hook hook_state hook_fault name".split()
+_FIELDS = "owner surface state created changed tries status fault hook hook_state hook_fault name".split()
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -93,8 +93,14 @@ class JobBook:
 
     async def find(self, id: str) -> Job | None:
         """Whoever's it is."""
-        row = await self.store.call("HMGET", names.job(id), *FIELDS)
-        return None if row[0] is None else job_of(id, row)
+        [job] = await self.read([id])
+        return job
+
+    async def read(self, ids: Sequence[str]) -> list[Job | None]:
+        """As they stand; None for those that are not there."""
+        rows = await self.run("read", [len(_FIELDS), *_FIELDS, *ids]) if ids else []
+        found = [dict(zip(("result", *_FIELDS), row, strict=True)) for row in rows]
+        return [None if row["owner"] is None else _job(id, row) for id, row in zip(ids, found, strict=True)]
 
     async def sweep(self, most: int = 200) -> tuple[int, int, int]:
         """How many jobs wait again, were taken back, expired."""
@@ -106,7 +112,7 @@ class JobBook:
 
     async def due_hooks(self, most: int) -> list[DueHook]:
         rows = await self.run("hooks", [most, _ms(HOOK_LEASE_S)])
-        fields = ("state", "status", "fault", "result", "hook", "surface", "created", "changed")
+        fields = ("result", "state", "status", "fault", "hook", "surface", "created", "changed")
         return [
             DueHook(_job(id.decode(), dict(zip(fields, row, strict=True))), int(attempt)) for id, attempt, *row in rows
         ]
@@ -118,8 +124,7 @@ class JobBook:
     async def dead_hooks(self, most: int = 100) -> list[Job]:
         """Webhooks that were given up, the latest first."""
         ids = await self.store.call("ZREVRANGE", names.JOBS + "dead", 0, most - 1)
-        found = [await self.find(id.decode()) for id in ids]
-        return [job for job in found if job is not None]
+        return [job for job in await self.read([id.decode() for id in ids]) if job is not None]
 
     async def replay(self, id: str, owner: str = "") -> bool:
         """Send a webhook anew. False where there is none that has been sent or given up."""
@@ -135,11 +140,6 @@ def new_words(job: NewJob) -> list[Any]:
     hook = b"" if job.hook is None else msgspec.json.encode(job.hook)
     waits = [_ms(job.queue_timeout_s), job.most_tries, _ms(job.delay_s), _ms(job.most_delay_s)]
     return [job.id, job.owner, job.surface, job.body, job.priority, *waits, hook, job.batch, _ms(job.keep_s), job.name]
-
-
-def job_of(id: str, row: Sequence[bytes | None]) -> Job:
-    """From the values of `FIELDS`."""
-    return _job(id, dict(zip(FIELDS, row, strict=True)))
 
 
 @cache

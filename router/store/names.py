@@ -16,10 +16,6 @@ def account(name: str) -> str:
     return f"{PREFIX}{{account/{quote(name, safe='')}}}"
 
 
-def job(id: str) -> str:
-    return f"{JOBS}job:{id}"
-
-
 def response(id: str) -> str:
     return f"{RESPONSES}r:{id}"
 

@@ -51,7 +51,7 @@ elseif what == 'settle' then  -- id, fence, bytes of output, of errors, lines do
   redis.call('LTRIM', key .. ':ended', #ARGV - 7, -1)
   for at = 8, #ARGV do
     redis.call('SREM', key .. ':open', ARGV[at])
-    redis.call('DEL', job(ARGV[at]))
+    redis.call('DEL', job(ARGV[at]), body_of(ARGV[at]), result_of(ARGV[at]))
   end
   return 1
 elseif what == 'over' then  -- id, fence, state, document, ms to keep it

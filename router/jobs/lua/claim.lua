@@ -4,9 +4,10 @@
 local found = {}
 for _, id in ipairs(redis.call('ZRANGE', queue, 0, ARGV[1] - 1)) do
   local key = job(id)
-  local owner, surface, body, queue_until = unpack(redis.call('HMGET', key, 'owner', 'surface', 'body', 'queue_until'))
+  local owner, surface, queue_until = unpack(redis.call('HMGET', key, 'owner', 'surface', 'queue_until'))
+  local body = redis.call('GET', body_of(id))
   redis.call('ZREM', queue, id)
-  if not body then
+  if not (owner and body) then
     redis.call('ZREM', deadlines, id)
   elseif tonumber(queue_until) <= now then
     finish(id, 'expired', 0, '', 'It was not begun in time.')

@@ -36,6 +36,6 @@ end
 local late = due(deadlines)
 for _, id in ipairs(late) do
   redis.call('ZREM', deadlines, id)
-  if redis.call('HEXISTS', job(id), 'body') == 1 then finish(id, 'expired', 0, '', 'It was not begun in time.') end
+  if redis.call('EXISTS', body_of(id)) == 1 then finish(id, 'expired', 0, '', 'It was not begun in time.') end
 end
 return {#waiting, #lost, #late}

@@ -71,8 +71,8 @@ async def test_a_claim_is_one_holders_alone_and_ends_once(book: JobBook) -> None
 async def test_what_ended_keeps_no_prompt_and_goes_when_its_time_is_over(book: JobBook, redis_server: Server) -> None:
     await book.submit([new("a", keep_s=100.0)])
     await book.end(await claim_one(book), JobState.SUCCEEDED, 200, b"{}")
-    assert redis_server.command("HEXISTS", names.job("a"), "body") == 0
-    assert 0 < redis_server.command("PTTL", names.job("a")) <= 100_000
+    assert redis_server.command("EXISTS", names.JOBS + "body:a") == 0
+    assert 0 < redis_server.command("PTTL", names.JOBS + "job:a") <= 100_000
 
 
 async def test_a_holder_that_dies_loses_its_claim_and_is_not_heard_afterwards(
@@ -116,7 +116,7 @@ async def test_another_try_comes_later_at_its_old_place_under_its_old_deadline(
 ) -> None:
     """The fault: a retry that is stored with its backoff as its deadline, and jumps the queue."""
     await book.submit([new("a"), new("b")])
-    until = redis_server.command("HGET", names.job("a"), "queue_until")
+    until = redis_server.command("HGET", names.JOBS + "job:a", "queue_until")
     first = await claim_one(book)
     assert await book.end(first, JobState.WAITING, 503, b"{}", "busy")
     assert await state_of(book, "a") is JobState.WAITING
@@ -124,7 +124,7 @@ async def test_another_try_comes_later_at_its_old_place_under_its_old_deadline(
     move_time(redis_server, "a", "delayed")
     await book.submit([new("c")])
     assert await book.sweep() == (1, 0, 0)
-    assert redis_server.command("HGET", names.job("a"), "queue_until") == until
+    assert redis_server.command("HGET", names.JOBS + "job:a", "queue_until") == until
     assert await ids_of(book) == ["a", "c"]
 
 
@@ -182,7 +182,7 @@ async def test_the_same_key_gives_the_same_job(book: JobBook, redis_server: Serv
     assert await book.submit([new("b")], "o:key") == "a"
     assert await book.submit([new("c")], "p:key") == "c"
     assert await ids_of(book) == ["a", "c"]
-    redis_server.command("DEL", names.job("a"))
+    redis_server.command("DEL", names.JOBS + "job:a")
     assert await book.submit([new("d")], "o:key") == "d", "what is kept no longer is no answer"
 
 
@@ -229,7 +229,7 @@ async def test_lines_of_a_batch_are_told_to_it_and_kept_for_it(book: JobBook, re
     for claimed in await book.claim(2):
         await book.end(claimed, JobState.SUCCEEDED, 200, b"{}")
     assert redis_server.command("LRANGE", names.JOBS + "batch:B:ended", 0, -1) == [b"l1", b"l2"]
-    assert redis_server.command("TTL", names.job("l1")) == -1
+    assert redis_server.command("TTL", names.JOBS + "job:l1") == -1
 
 
 @pytest.mark.parametrize("seed", range(3))

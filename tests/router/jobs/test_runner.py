@@ -17,8 +17,10 @@ from tests.router.store.servers import Server
 
 async def test_a_request_gets_an_id_at_once_and_its_answer_later(store: Store, tmp_path: Path) -> None:
     async with open_rig(store, tmp_path) as rig:
+        rig.room[0] = 0
         job = await rig.submit(temperature=0.5)
         assert (job["status"], job["endpoint"], job["webhook_status"]) == ("queued", "/v1/chat/completions", "none")
+        rig.room[0] = 8
         exchange = await rig.exchange()
         assert json.loads(exchange.attempt.body) == CHAT | {"temperature": 0.5}
         _, running_job = await rig.fetch("GET", f"/v1/async/{job['id']}")
@@ -132,7 +134,7 @@ async def test_a_runner_whose_lease_is_lost_stops_and_says_nothing(
         rig.room[0] = 1
         job = await rig.submit()
         exchange = await rig.exchange()
-        redis_server.command("HINCRBY", names.job(job["id"]), "fence", 1)  # another has it
+        redis_server.command("HINCRBY", f"{names.JOBS}job:{job['id']}", "fence", 1)  # another has it
         await patiently(lambda: exchange.is_aborted)
         await until(lambda: not rig.pages.runner.held)
         found = await rig.pages.book.find(job["id"])
