@@ -14,19 +14,7 @@ from time import thread_time_ns
 from rich.console import Console
 from rich.table import Table
 
-from router.core import (
-    Decision,
-    Demand,
-    Lease,
-    Outcome,
-    Pool,
-    Prompt,
-    Replica,
-    ReplicaSpec,
-    ReplicaState,
-    Request,
-    Surface,
-)
+from router.core import Decision, Demand, Lease, Outcome, Pool, Prompt, Replica, ReplicaState, Request, Surface
 from router.placement import Placement
 from router.prefix.index import BlockIndex
 from router.replicas.breaker import Breaker
@@ -34,6 +22,7 @@ from router.replicas.leases import take
 from router.replicas.member import Member
 from router.replicas.speeds import LeastSquares, Speeds
 from router.routing.presets import open_parts, preset
+from router.spec import ReplicaSpec
 from router.steps import StepModel
 
 BLOCK_TOKENS = 16

@@ -1,4 +1,5 @@
-"""The nouns of the router, and its glossary. Knows no I/O, no clock, and of our files only how a step is timed.
+"""The nouns of the router, and its glossary. Knows no I/O, no clock, and of our files only what is said of a
+replica beforehand (`spec.py`) and how its steps are timed.
 
 request    one call of a client, whatever transport it came by; `Request`.
 pool       replicas that serve the same model and share tokenizer, template and block size; `Pool`.
@@ -19,13 +20,12 @@ request is a msgspec Struct: a frozen dataclass would cost eight times as much.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, StrEnum
-from typing import Literal
 
 import msgspec
 
+from router.spec import ReplicaSpec
 from router.steps import StepModel
 
-Role = Literal["prefill", "decode"]
 Headers = tuple[tuple[str, str], ...]
 """Names in lower case, and values."""
 
@@ -158,39 +158,6 @@ class ReplicaState(Enum):
     FAILED = "failed"
     ASLEEP = "asleep"
     DRAINING = "draining"
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """Requests of one prompt each are gathered for `wait_s` seconds, or until there are `most`; they go as one call."""
-
-    wait_s: float
-    most: int = 32
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaSpec:
-    """What discovery says of a replica. `url` has no trailing slash; `tokenizer` is a path on this host, or `engine`
-    where the replica's own /tokenize is asked. `kv` is where its KV events come from and `replay` where they can be had
-    again, both as URLs; `rank` is its data-parallel rank, where it is one of several; `merge` where it does not batch
-    by itself. `role` is the half of the work that it is for, where it is for one; `bootstrap_port` is SGLang's.
-    `models` makes it an outside provider: it is asked for answers and nothing else, and `url` is what SDKs call its
-    base URL."""
-
-    url: str
-    api_key: str | None = None
-    tokenizer: str | None = None
-    kv: str | None = None
-    replay: str | None = None
-    rank: int | None = None
-    merge: Merge | None = None
-    role: Role | None = None
-    bootstrap_port: int | None = None
-    models: tuple[str, ...] = ()
-
-    @property
-    def id(self) -> str:
-        return self.url.split("://", 1)[-1]
 
 
 def _shares_nothing(_: Prompt) -> int:

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from router.config import ConfigError, Settings
-from router.core import Decision, Demand, Lease, ReplicaSpec
+from router.core import Decision, Demand, Lease
 from router.handover import Handovers
 from router.ports import Clock, Policy, PrefixIndex, Sink, TokenIds, Upstream
 from router.prefix.caches import Caches
@@ -14,6 +14,7 @@ from router.relay import Relay
 from router.retries import RetryBudget
 from router.routing.moving import Moving
 from router.routing.splitting import Splitting
+from router.spec import ReplicaSpec
 from router.telemetry.metrics import Metrics
 from router.upstream.handover import HandoverUpstream
 from router.upstream.handshakes import can_split

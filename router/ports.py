@@ -17,12 +17,12 @@ from router.core import (
     Outcome,
     Pool,
     Prompt,
-    ReplicaSpec,
     Request,
     Usage,
     Whereabouts,
 )
 from router.errors import UpstreamError
+from router.spec import ReplicaSpec
 
 
 class Clock(Protocol):

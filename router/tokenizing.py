@@ -14,13 +14,14 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from router.core import Pool, Replica, ReplicaSpec
+from router.core import Pool, Replica
 from router.prefix.engine_tokens import Ask, Body, EngineTokens, ids_in
 from router.prefix.knowledge import Knowledge
 from router.prefix.probe import find_fault
 from router.prefix.reader import Prompts
 from router.prefix.source import SourceError, TokenizerSource
 from router.replicas.fetch import open_session
+from router.spec import ReplicaSpec
 
 # In place of a path: the engine's own /tokenize is asked for each prompt.
 ASK_ENGINE = "engine"

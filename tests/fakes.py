@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from router.admission.gate import Gate
 from router.admission.queue import LocalQueue
-from router.core import Attempt, Headers, Lease, Outcome, Pool, Prompt, ReplicaSpec, Request
+from router.core import Attempt, Headers, Lease, Outcome, Pool, Prompt, Request
 from router.errors import ConnectFailed, UpstreamError
 from router.placement import Placement
 from router.ports import Flow, Sink, Upstream
@@ -23,6 +23,7 @@ from router.replicas.member import Member
 from router.replicas.registry import Registry
 from router.retries import RetryBudget
 from router.routing.presets import open_parts, preset
+from router.spec import ReplicaSpec
 from router.telemetry.journal import Journal
 from router.telemetry.metrics import Metrics
 from tests.router.nouns import FakeClock, make_prompt

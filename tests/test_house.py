@@ -13,7 +13,7 @@ GENERATED = Path("proto/pointsman/v1")
 
 # Each layer of the router imports only what stands before it, or its own; rooms never import rooms.
 LAYERS = [
-    {"core", "choice", "steps"},
+    {"core", "choice", "spec", "steps"},
     {
         "ports",
         "errors",
@@ -43,7 +43,7 @@ RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 NEIGHBOURS = {"router": {"pointsman"}, "engine": {"pointsman"}, "loadtest": {"pointsman"}, "pointsman": set[str]()}
 # Load tools that step the router's synchronous cores themselves; all else in `loadtest` speaks over the wire.
 WITH_ROUTER_CORES = {Path(f"loadtest/{name}.py") for name in ("micro", "micro_caches", "decisions")}
-ROUTER_CORES = {"core", "steps", "placement", "admission", "prefix", "replicas", "routing", "workers"}
+ROUTER_CORES = {"core", "spec", "steps", "placement", "admission", "prefix", "replicas", "routing", "workers"}
 # The simulator steps the engine's torch-free files as well, and what the router's composition root puts together.
 SIMULATOR = Path("loadtest/simulator")
 # The queue's load tests run it over a real Redis.

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.core import Decision, Demand, Lease, Pool, Prompt, Replica, ReplicaSpec, Request, Standing, Surface
+from router.core import Decision, Demand, Lease, Pool, Prompt, Replica, Request, Standing, Surface
+from router.spec import ReplicaSpec
 
 POOL = Pool("m")
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 128

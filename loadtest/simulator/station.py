@@ -8,20 +8,7 @@ from dataclasses import dataclass, field
 from loadtest.simulator.clock import VirtualLoop
 from loadtest.simulator.job import Job
 from router.admission.queue import LocalQueue
-from router.core import (
-    Demand,
-    Lease,
-    Load,
-    Outcome,
-    Pool,
-    Replica,
-    ReplicaSpec,
-    ReplicaState,
-    Request,
-    Standing,
-    Surface,
-    Usage,
-)
+from router.core import Demand, Lease, Load, Outcome, Pool, Replica, ReplicaState, Request, Standing, Surface, Usage
 from router.errors import PointsmanError
 from router.placement import Placement
 from router.prefix.caches import Caches
@@ -31,6 +18,7 @@ from router.replicas.member import Member
 from router.replicas.registry import Registry
 from router.replicas.sighting import Sighting
 from router.routing.presets import open_parts, preset
+from router.spec import ReplicaSpec
 
 MODEL = "simulated"
 # As `router/config.py` has them, but for the waits: what a policy's queue does is to be seen, not cut off.

@@ -127,8 +127,8 @@ class Line(Generic[T]):
         self.flows.end_wait(flow)
 
     def serve(self, flow: Flow, rank: int, num_tokens: float, now: float) -> float:
-        """A place in this band was given to this flow, waiting or not, for about so many tokens. Returns the rate of the
-        charge."""
+        """A place in this band was given to this flow, waiting or not, for about so many tokens. Returns the rate at
+        which it was charged."""
         if self.num_waiting and len(self._waiting_ranks()) > 1:
             self._shares.served(rank, num_tokens, self._waits_s(now))
         return self.flows.serve(flow, num_tokens)

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 import zmq.asyncio
 
-from router.core import ReplicaSpec
 from router.prefix.changes import Change
 from router.prefix.follower import FeedState, FeedStatus, Follower
 from router.prefix.ledger import Distrust, Ledger
 from router.prefix.poll_source import PollSource
 from router.prefix.zmq_source import ZmqSource
+from router.spec import ReplicaSpec
 
 if TYPE_CHECKING:
     from router.prefix.grpc_source import GrpcSource

@@ -13,12 +13,12 @@ from typing import Self
 import msgspec
 
 from pointsman.blockhash import block_hashes
-from router.core import ReplicaSpec
 from router.errors import InvalidRequest
 from router.prefix.changes import Change, apply
 from router.prefix.feeds import FeedAddress, Feeds
 from router.prefix.follower import FeedStatus
 from router.prefix.index import BlockIndex
+from router.spec import ReplicaSpec
 
 TENANT = "default"
 MAX_REGISTERED = 4096

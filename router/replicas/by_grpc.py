@@ -17,9 +17,9 @@ import msgspec
 from grpc_health.v1 import health_pb2
 
 from pointsman.v1 import engine_pb2, engine_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
-from router.core import ReplicaSpec
 from router.errors import BadAnswer, ConnectFailed, ConnectionCut, UpstreamError, UpstreamTimeout
 from router.replicas.fetch import Answer, ConnectRefused
+from router.spec import ReplicaSpec
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 _OPTIONS = (

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from router.core import ReplicaSpec
 from router.errors import BadAnswer, ConnectFailed, ConnectionCut, UpstreamError, UpstreamTimeout
+from router.spec import ReplicaSpec
 
 if TYPE_CHECKING:
     from router.replicas.by_grpc import GrpcReplica

@@ -6,9 +6,10 @@ from enum import Enum
 
 import aiohttp
 
-from router.core import Replica, ReplicaSpec, ReplicaState
+from router.core import Replica, ReplicaState
 from router.errors import BadAnswer, UpstreamError
 from router.replicas.fetch import Answer, ConnectRefused, fetch
+from router.spec import ReplicaSpec
 
 
 class Event(Enum):

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import aiohttp
 import msgspec
 
-from router.core import ReplicaSpec
 from router.errors import BadAnswer
 from router.replicas.fetch import fetch
+from router.spec import ReplicaSpec
 
 MODELS_PATH = "/v1/models"
 TOKENIZER_PATH = "/pointsman/tokenizer"

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import aiohttp
 
-from router.core import Load, ReplicaSpec
+from router.core import Load
 from router.errors import UpstreamError
 from router.replicas.adapters import Slots
 from router.replicas.fetch import fetch
+from router.spec import ReplicaSpec
 
 PATHS = ("/metrics", "/prometheus/metrics")  # the second is trtllm-serve's
 

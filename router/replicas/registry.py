@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from router.core import Decision, Demand, Lease, Pool, Replica, ReplicaSpec, ReplicaState
+from router.core import Decision, Demand, Lease, Pool, Replica, ReplicaState
 from router.errors import NoReplica, UnknownModel, UpstreamError
 from router.ports import Clock, Discovery
 from router.replicas.alarms import Alarms
@@ -29,6 +29,7 @@ from router.replicas.member import Member
 from router.replicas.roster import Roster
 from router.replicas.sighting import Sighting
 from router.replicas.watch import Pace, Watch
+from router.spec import ReplicaSpec
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,11 @@ A sighting is the whole of what is known, not a change: whoever missed some is r
 
 import msgspec
 
-from router.core import Load, ReplicaSpec, ReplicaState
+from router.core import Load, ReplicaState
 from router.replicas.adapters import Slots
 from router.replicas.identify import Identity
 from router.replicas.member import Member
+from router.spec import ReplicaSpec
 
 
 class Sighting(msgspec.Struct, frozen=True):

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from router.core import Replica, ReplicaSpec, ReplicaState
+from router.core import Replica, ReplicaState
 from router.errors import UpstreamError
 from router.ports import Clock
 from router.replicas.fetch import fetch, open_session
 from router.replicas.health import HAS_NO_SUCH_ROUTE
+from router.spec import ReplicaSpec
 
 # A model's weights may have to come back from disk.
 WAKE_TIMEOUT_S = 120.0

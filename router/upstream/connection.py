@@ -8,10 +8,11 @@ from functools import lru_cache
 from typing import cast
 from urllib.parse import urlsplit
 
-from router.core import Attempt, Headers, ReplicaSpec
+from router.core import Attempt, Headers
 from router.errors import BadAnswer, ConnectionCut, UpstreamError
 from router.headers import TO_PROVIDERS
 from router.heads import AnswerHead, KnownHeads
+from router.spec import ReplicaSpec
 from router.upstream.answer import Answer, ChunkedAnswer, ParsedAnswer, SizedAnswer
 from router.upstream.exchange import HttpExchange
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from router.core import Attempt, Headers, Merge
+from router.core import Attempt, Headers
 from router.errors import BadAnswer, ConnectFailed, UpstreamError
 from router.ports import Exchange, Sink, Upstream
+from router.spec import Merge
 from router.upstream.parts import Part, joined, part_of, split
 
 MAX_ANSWER_BYTES = 64 * 2**20

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from router.core import Replica, ReplicaSpec
+from router.core import Replica
 from router.prefix.caches import Caches
 from router.replicas.registry import Registry
 from router.replicas.sighting import Sighting
+from router.spec import ReplicaSpec
 from router.workers.desk import Desk
 from router.workers.frames import Delta, Dispatches, Document, Fed, FromFeed, Snapshot, Told
 from router.workers.intake import Intake

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 import aiohttp
 import msgspec
 
-from router.core import ReplicaSpec
 from router.prefix.index import BlockIndex
+from router.spec import ReplicaSpec
 
 PATH = "/admin/prefix"
 TIMEOUT = aiohttp.ClientTimeout(total=10.0)

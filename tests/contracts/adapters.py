@@ -14,46 +14,18 @@ import httptools
 import pytest
 from aiohttp import web
 
-from router.core import ReplicaSpec
+from router.spec import ReplicaSpec
 from router.transports.http import ClientConnection, DataPort, PortLimits
 from router.transports.web import Views, data_routes
 from router.upstream.grpc.pool import GrpcUpstream
 from router.upstream.http import HttpUpstream
 from router.upstream.merging import MergingUpstream
-from tests.contracts.hostile import DONE, SMALL_BUFFER_BYTES, HostileReplica, Script, hostile_replica
+from tests.contracts.answers import Answer
+from tests.contracts.hostile import SMALL_BUFFER_BYTES, HostileReplica, Script, hostile_replica
 from tests.contracts.hostile_grpc import GrpcReplica, Verbatim, hostile_grpc_replica
+from tests.contracts.over_grpc import GrpcReplies
 from tests.fakes import Station, until
 from tests.router.nouns import FakeClock
-
-
-@dataclass(eq=False)
-class Answer:
-    """What a client was sent, less its transport's framing. `is_cut`: the client can tell that the rest is missing."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytearray = field(default_factory=bytearray)
-    is_complete: bool = False
-    is_cut: bool = False
-
-    @property
-    def payload(self) -> bytes:
-        return bytes(self.body)
-
-    @property
-    def error(self) -> Mapping[str, object]:
-        """The error object of an error answer."""
-        return _error_object(self.payload)
-
-    def error_behind(self, *events: bytes) -> Mapping[str, object]:
-        """The error event of a stream that has these events before it, comments aside, [DONE] and a proper end after
-        it, and no finish_reason."""
-        assert (self.status, self.is_complete) == (200, True)
-        assert b"finish_reason" not in self.payload
-        told = [each for each in self.payload.split(b"\n\n") if each and not each.startswith(b":")]
-        *content, error, done = (each + b"\n\n" for each in told)
-        assert (b"".join(content), done) == (b"".join(events), DONE)
-        return _error_object(error.removeprefix(b"data: "))
 
 
 class HttpClient(asyncio.Protocol):
@@ -273,13 +245,18 @@ class GrpcUpstreams:
         return self.upstream.num_calls
 
 
-REPLIES = {"http": HttpReplies}
+REPLIES: Mapping[str, Callable[..., HttpReplies]] = {
+    "http": HttpReplies,
+    "grpc": cast(Any, GrpcReplies),  # its clients have the same words
+}
 UPSTREAMS: Mapping[str, Callable[[FakeClock], HttpUpstreams]] = {
     "http": HttpUpstreams,
     "grpc": cast(Any, GrpcUpstreams),  # its replicas and calls have the same words
 }
-# For cases that go by the bytes of HTTP's answers, or by a whole answer that comes in pieces.
-over_http = pytest.mark.parametrize("upstream", ["http"], indirect=True)
+# For cases that go by the bytes of a replica's HTTP answers, or by a whole answer that comes in pieces.
+over_http = pytest.mark.over_http
+# For cases of streams that go by what is said, not by HTTP's bytes: they hold for every reply.
+every_reply = pytest.mark.every_reply
 # What stands around another owes its sink the same; the rest of the cases would try the inner one twice.
 AROUND: Mapping[str, Callable[[FakeClock], HttpUpstreams]] = {"merging": cast(Any, MergingUpstreams)}
 
@@ -294,12 +271,6 @@ def chat_request(body: bytes, *headers: tuple[str, str], version: str = "1.1") -
     fields = [("Host", "router"), ("Content-Type", "application/json"), ("Content-Length", str(len(body))), *headers]
     lines = [f"POST /v1/chat/completions HTTP/{version}", *(f"{name}: {value}" for name, value in fields)]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
-
-
-def _error_object(payload: bytes) -> Mapping[str, object]:
-    error = json.loads(payload)["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return cast(Mapping[str, object], error)
 
 
 def _views(station: Station) -> Views:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import uvloop
 
-from router.core import ReplicaSpec
+from router.spec import ReplicaSpec
 from tests.contracts.adapters import REPLIES, UPSTREAMS, HttpClient, HttpReplies, HttpUpstreams
 from tests.contracts.hostile import Call, HostileReplica, Script
 from tests.fakes import Station, until
@@ -20,6 +20,22 @@ Factory = Callable[[], asyncio.AbstractEventLoop]
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Factory]:
     """The router runs on uvloop, whose transports differ from asyncio's in detail: each contract holds on both."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "over_http: a contract of what replicas say over HTTP")
+    config.addinivalue_line("markers", "every_reply: a contract of streams, by what they say")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every upstream behind HTTP's reply, and every other reply before HTTP's upstream: each pair would be too many."""
+    if "rigs" not in metafunc.fixturenames:
+        return
+    marks = {mark.name for mark in metafunc.definition.iter_markers()}
+    pairs = [("http", upstream) for upstream in UPSTREAMS if upstream == "http" or "over_http" not in marks]
+    pairs += [(reply, "http") for reply in REPLIES if reply != "http" and "every_reply" in marks or True]
+    ids = [f"{reply}-{upstream}" for reply, upstream in pairs]
+    metafunc.parametrize(("reply", "upstream"), pairs, ids=ids, indirect=True)
 
 
 @dataclass(eq=False)
@@ -84,12 +100,12 @@ class Rigs:
         return self.rigs[-1]
 
 
-@pytest.fixture(params=REPLIES)
+@pytest.fixture
 def reply(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=UPSTREAMS)
+@pytest.fixture
 def upstream(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

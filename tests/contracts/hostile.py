@@ -13,7 +13,7 @@ from typing import cast
 
 import httptools
 
-from router.core import ReplicaSpec
+from router.spec import ReplicaSpec
 from tests.fakes import until
 
 Behaviour = Callable[["Call"], None]

@@ -16,7 +16,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import BadRequest, RetryInfo
 from google.rpc.status_pb2 import Status as RichStatus
 
-from router.core import Attempt, Headers, ReplicaSpec
+from router.core import Attempt, Headers
+from router.spec import ReplicaSpec
 from router.upstream.grpc import frames, hpack
 from router.upstream.grpc.answering import Call, Plan
 from router.upstream.grpc.answers import JSON, STREAM

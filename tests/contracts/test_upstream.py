@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from router.core import Attempt, Headers, Replica, ReplicaSpec
+from router.core import Attempt, Headers, Replica
 from router.errors import ConnectFailed, ConnectionCut, UpstreamError
+from router.spec import ReplicaSpec
 from tests.contracts.adapters import AROUND, UPSTREAMS, HttpUpstreams, chat_body
 from tests.contracts.hostile import DONE, HostileReplica, Script, absent_replica, answers, event
 from tests.fakes import turns, until

@@ -5,10 +5,11 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.core import Lease, ReplicaSpec, Surface, Usage
+from router.core import Lease, Surface, Usage
 from router.handover import Handovers
 from router.routing.moving import Moving
 from router.routing.splitting import Splitting
+from router.spec import ReplicaSpec
 from router.upstream.handover import HandoverUpstream
 from router.upstream.handshakes import can_split
 from tests.fakes import FakeExchange, FakeReply, FakeUpstream, Station, turns, until

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from router.choice import View
-from router.core import Candidate, Demand, Pool, Prompt, Replica, ReplicaSpec, ReplicaState, Request, Standing, Surface
+from router.core import Candidate, Demand, Pool, Prompt, Replica, ReplicaState, Request, Standing, Surface
+from router.spec import ReplicaSpec
 
 
 @dataclass(eq=False, slots=True)

@@ -3,7 +3,8 @@ import random
 
 import pytest
 
-from router.core import Decision, Lease, Load, Outcome, Replica, ReplicaSpec, ReplicaState
+from router.core import Decision, Lease, Load, Outcome, Replica, ReplicaState
+from router.spec import ReplicaSpec
 from tests.router.nouns import make_demand, make_replica
 
 

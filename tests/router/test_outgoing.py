@@ -2,8 +2,9 @@
 
 import json
 
-from router.core import Merge, ReplicaSpec, Surface
+from router.core import Surface
 from router.outgoing import with_merging
+from router.spec import Merge, ReplicaSpec
 from router.upstream.merging import MergingUpstream
 from tests.fakes import FakeReply, FakeUpstream, Station, until
 from tests.router.nouns import make_request

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from router.core import Pool, ReplicaSpec
+from router.core import Pool
 from router.prefix.index import BlockIndex
 from router.prefix.knowledge import Knowing, Knowledge
 from router.prefix.reader import Prompts
+from router.spec import ReplicaSpec
 from router.tokenizing import Tokenizers
 from tests.router.nouns import make_replica, make_request
 from tests.router.prefix.conftest import CHATML, CORPUS

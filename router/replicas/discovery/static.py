@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 from urllib.parse import SplitResult, urlsplit
 
-from router.core import Merge, ReplicaSpec, Role
+from router.spec import Merge, ReplicaSpec, Role
 
 OPTIONS = ("tokenizer", "api_key", "kv", "replay", "ranks", "merge", "role", "bootstrap", "models")
 FORM = (

@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from pointsman.blockhash import block_hashes
-from router.core import Pool, Replica, ReplicaSpec
+from router.core import Pool, Replica
 from router.prefix.caches import Caches
 from router.prefix.changes import Change
 from router.prefix.follower import FeedState, FeedStatus
 from router.prefix.index import BlockIndex
 from router.prefix.knowledge import Knowing
+from router.spec import ReplicaSpec
 from tests.router.nouns import make_replica
 from tests.router.prefix.publisher import Publisher, publishing, stored
 

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pointsman.blockhash import block_hashes
-from router.core import ReplicaSpec
 from router.prefix import feeds as feeds_module
 from router.prefix.changes import apply
 from router.prefix.feeds import FeedAddress, Feeds
 from router.prefix.follower import FeedState, FeedStatus
 from router.prefix.index import BlockIndex
+from router.spec import ReplicaSpec
 from tests.router.prefix.publisher import Publisher, publishing, stored
 
 SIZE = 4

@@ -9,11 +9,12 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from router.core import Decision, Pool, Replica, ReplicaSpec, ReplicaState
+from router.core import Decision, Pool, Replica, ReplicaState
 from router.replicas.breaker import Breaker
 from router.replicas.identify import Card, Identity
 from router.replicas.member import Member
 from router.replicas.registry import Registry
+from router.spec import ReplicaSpec
 
 PATIENCE_S = 20.0
 

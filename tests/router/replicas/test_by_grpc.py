@@ -14,7 +14,6 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pointsman.v1 import engine_pb2, engine_pb2_grpc, vllm_engine_pb2, vllm_engine_pb2_grpc
-from router.core import ReplicaSpec
 from router.errors import BadAnswer, UpstreamTimeout
 from router.prefix.source import TokenizerSource
 from router.replicas.fetch import Answer, Connections, ConnectRefused, fetch, open_session
@@ -22,6 +21,7 @@ from router.replicas.health import probe
 from router.replicas.identify import identify
 from router.replicas.load import find_page, parse_block_size, parse_engine, parse_load, parse_num_blocks
 from router.replicas.waking import is_asleep
+from router.spec import ReplicaSpec
 
 TOKENIZER = {"tokenizer": {"model": {}}, "chat_template": "t", "bos_token": "b", "eos_token": "e"}
 

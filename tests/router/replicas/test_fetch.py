@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from router.core import ReplicaSpec
 from router.errors import BadAnswer, ConnectFailed, ConnectionCut, UpstreamError
 from router.replicas import fetch as fetch_module
 from router.replicas.fetch import ConnectRefused, fetch, open_session
+from router.spec import ReplicaSpec
 from tests.router.replicas.fakes import FakeReplica
 
 

@@ -1,9 +1,10 @@
 import pytest
 
-from router.core import Replica, ReplicaSpec, ReplicaState
+from router.core import Replica, ReplicaState
 from router.errors import BadAnswer, ConnectFailed, UpstreamError, UpstreamTimeout
 from router.replicas.fetch import ConnectRefused, open_session
 from router.replicas.health import Event, Health, probe
+from router.spec import ReplicaSpec
 from tests.router.replicas.fakes import FakeReplica
 
 REFUSED = ConnectRefused("refused")

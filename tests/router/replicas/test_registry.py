@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from router.core import Lease, Outcome, Pool, Replica, ReplicaSpec, ReplicaState
+from router.core import Lease, Outcome, Pool, Replica, ReplicaState
 from router.errors import ConnectionCut, NoReplica, UnknownModel, UpstreamError, UpstreamStatus
 from router.replicas.registry import Registry
+from router.spec import ReplicaSpec
 from tests.router.nouns import FakeClock, make_demand
 from tests.router.replicas.fakes import FakeReplica, Fleet, Listener, make_decision, make_registry, running
 

@@ -7,11 +7,12 @@ from functools import partial
 import pytest
 from aiohttp import web
 
-from router.core import ReplicaSpec, ReplicaState
+from router.core import ReplicaState
 from router.replicas.discovery.static import StaticDiscovery
 from router.replicas.fetch import open_session
 from router.replicas.registry import Registry
 from router.replicas.waking import Waker, is_asleep
+from router.spec import ReplicaSpec
 from tests.router.nouns import FakeClock, make_replica
 from tests.router.served import nobody, served
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from router.choice import Handover
-from router.core import Candidate, Decision, Demand, Role, Slo
+from router.core import Candidate, Decision, Demand, Slo
 from router.routing.moving import Moving
 from router.routing.pointsman import Pointsman
 from router.routing.splitting import PAUSE_S, Splitting
+from router.spec import Role
 from tests.router.nouns import make_candidate, make_demand, make_prompt, make_view
 
 LONG = make_prompt(2001)
@@ -66,6 +67,14 @@ def test_what_takes_long_to_move_is_computed_where_it_is_needed() -> None:
 def test_a_queue_before_the_prefill_replica_speaks_against_it() -> None:
     queued = half("p", "prefill", prefilling=3, in_flight=3, prefilling_s=6.0, prefilled_at=6.0)
     assert pair(decide([queued, busy("d")])) == (None, "d")
+
+
+def test_a_queue_before_the_decode_replica_passes_while_the_prompt_is_computed_elsewhere() -> None:
+    queued = half("d", "decode", in_flight=2, prefilling=2, prefilling_s=2.0, prefilled_at=2.0)
+    decision = decide([half("p", "prefill"), queued])
+    assert pair(decision) == ("p", "d")
+    assert decision is not None
+    assert decision.expected_wait_s == pytest.approx(2.0)
 
 
 def test_a_prompt_that_the_replica_holds_already_is_not_fetched() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import h11
 
-from router.core import Attempt, Headers, Replica, ReplicaSpec
+from router.core import Attempt, Headers, Replica
 from router.errors import UpstreamError
+from router.spec import ReplicaSpec
 
 
 class FakeSink:

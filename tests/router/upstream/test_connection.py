@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core import ReplicaSpec
 from router.errors import BadAnswer, ConnectionCut
 from router.heads import AnswerHead, KnownHeads, learn_answer
+from router.spec import ReplicaSpec
 from router.upstream.answer import MAX_HEAD_BYTES
 from router.upstream.connection import Connection
 from router.upstream.exchange import HttpExchange

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.core import ReplicaSpec
 from router.errors import ConnectFailed, ConnectionCut
+from router.spec import ReplicaSpec
 from router.upstream.exchange import HttpExchange
 from router.upstream.http import IDLE_S, HttpUpstream
 from tests.contracts.hostile import (

@@ -5,9 +5,10 @@ import json
 import random
 from collections.abc import Callable, Sequence
 
-from router.core import Attempt, Headers, Merge, Replica, ReplicaSpec, Surface
+from router.core import Attempt, Headers, Replica, Surface
 from router.errors import ConnectFailed, ConnectionCut
 from router.ports import Exchange
+from router.spec import Merge, ReplicaSpec
 from router.upstream.merging import MAX_ANSWER_BYTES, MergingUpstream
 from tests.fakes import JSON, FakeExchange, FakeUpstream, turns, until
 from tests.router.upstream.fakes import FakeSink

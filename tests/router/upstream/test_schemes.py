@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from router.core import ReplicaSpec
+from router.spec import ReplicaSpec
 from router.upstream.schemes import SchemeUpstream
 from tests.fakes import FakeUpstream
 from tests.router.upstream.fakes import FakeSink, make_attempt

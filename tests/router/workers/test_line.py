@@ -4,9 +4,10 @@ import socket
 
 import pytest
 
-from router.core import Load, ReplicaSpec, ReplicaState
+from router.core import Load, ReplicaState
 from router.replicas.identify import Card, Identity
 from router.replicas.sighting import Sighting
+from router.spec import ReplicaSpec
 from router.workers import frames
 from router.workers.frames import Cooled, Delta, Dispatches, Document, Drain, Hello, Message, Relist, Snapshot, Suspect
 from router.workers.line import FrameReader, Line

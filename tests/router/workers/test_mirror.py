@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.core import Load, Outcome, Replica, ReplicaSpec, ReplicaState
+from router.core import Load, Outcome, Replica, ReplicaState
 from router.prefix.caches import Caches
 from router.prefix.changes import Emptied, held
 from router.prefix.follower import FeedState, FeedStatus
@@ -16,6 +16,7 @@ from router.prefix.index import BlockIndex
 from router.prefix.knowledge import Knowing
 from router.replicas.registry import Registry
 from router.replicas.sighting import Sighting
+from router.spec import ReplicaSpec
 from router.workers import intake
 from router.workers.board import Board
 from router.workers.desk import Desk

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from router.core import ReplicaSpec
 from router.prefix.index import BlockIndex
+from router.spec import ReplicaSpec
 from router.workers import warming
 from tests.router.prefix.test_index import chain, random_chains
 from tests.router.served import served

@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from router.core import Merge, ReplicaSpec
 from router.replicas.discovery.static import StaticDiscovery, parse_replica, parse_replicas
+from router.spec import Merge, ReplicaSpec
 
 
 @pytest.mark.parametrize(

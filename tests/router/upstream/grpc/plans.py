@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from router.core import Attempt, Pool, Replica, ReplicaSpec
+from router.core import Attempt, Pool, Replica
+from router.spec import ReplicaSpec
 from router.upstream.grpc.planning import Planner
 
 POOL = Pool("m", max_model_len=1000)
