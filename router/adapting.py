@@ -45,6 +45,7 @@ class Adapters:
         """A name that is wanted may be on its way to replicas that have just come: wait for the first to have it."""
         wanted = self.rollout.book.wanted.adapters
         while name in wanted and self._registry.find(name) is None and time.monotonic() < deadline:
+            self.rollout.hasten(name)
             await asyncio.sleep(0.05)
             wanted = self.rollout.book.wanted.adapters
 

@@ -151,6 +151,17 @@ class Rollout:
         await self._until(lambda: not any(_lists(member, name) for member in told if member not in failed))
         return [self._standing(member, name) for member in self._of(model) if _lists(member, name)]
 
+    def hasten(self, name: str) -> None:
+        """Somebody asks for an adapter that no replica lists: one of those that may have it is told now."""
+        adapter, now = self.book.wanted.adapters.get(name), self.clock()
+        ready = [member for member in self._of(adapter.model) if _is_ready(member)] if adapter is not None else []
+        coming = (AdapterState.LOADED, AdapterState.LOADING)
+        if adapter is None or any(self._state(member, name) in coming for member in ready):
+            return
+        able = [member for member in ready if self._has_room(member, name) or self._may_load(member, name, now)]
+        if able:
+            self._start_load(min(able, key=lambda member: member.replica.in_flight), adapter)
+
     def standings(self, name: str) -> Sequence[Standing]:
         """Of a wanted adapter, on each replica of its model."""
         adapter = self.book.wanted.adapters.get(name)
@@ -172,7 +183,7 @@ class Rollout:
             return ()
         model, now = member.identity.models[0], self.clock()
         wanted = [each for each in self.book.wanted.adapters.values() if each.model == model]
-        return [each for each in wanted if not _lists(member, each.name) and self._is_due(member, each.name, now)]
+        return [each for each in wanted if not _lists(member, each.name) and self._may_load(member, each.name, now)]
 
     def _left_over(self, member: Member) -> Iterable[str]:
         if not self.book.wanted.gone or not _is_ready(member) or member.identity is None:
@@ -181,12 +192,24 @@ class Rollout:
         return [
             name
             for name in member.replica.adapters
-            if self.book.is_gone(name, model) and self._is_due(member, name, now)
+            if self.book.is_gone(name, model) and self._may_unload(member, name, now)
         ]
 
-    def _is_due(self, member: Member, name: str, now: float) -> bool:
+    def _may_load(self, member: Member, name: str, now: float) -> bool:
+        """What we loaded and it lists no more made room for others there: it is loaded again when it is asked for."""
         progress = self._current(member, name)
-        return progress is None or (progress.state is not AdapterState.LOADING and progress.again_at <= now)
+        if progress is None:
+            return True
+        return progress.state in (AdapterState.FAILED, AdapterState.WAITING) and progress.again_at <= now
+
+    def _has_room(self, member: Member, name: str) -> bool:
+        """It had it once."""
+        progress = self._current(member, name)
+        return progress is not None and progress.state is AdapterState.LOADED
+
+    def _may_unload(self, member: Member, name: str, now: float) -> bool:
+        progress = self._current(member, name)
+        return progress is None or progress.state is AdapterState.LOADED or progress.again_at <= now
 
     def _of(self, model: str) -> Sequence[Member]:
         return [each for each in self.members() if each.identity is not None and each.identity.models[0] == model]
@@ -230,7 +253,7 @@ class Rollout:
             self._failed(progress, failure)
             log.warning("%s does not %s the adapter %s: %s", member.replica.id, verb, name, failure.reason)
         else:
-            # Should its list say otherwise for so long, it is told once more.
+            # Should its list still hold what was unloaded after so long, it is told once more.
             progress.reason, progress.num_failures, progress.again_at = "", 0, self.clock() + MOST_RETRY_S
             progress.move(AdapterState.LOADED if verb is Verb.LOAD else AdapterState.WAITING)
             log.info("%s has been told to %s the adapter %s", member.replica.id, verb, name)
@@ -276,12 +299,16 @@ class Rollout:
                 return Standing(replica.id, AdapterState.LOADED)
             return Standing(replica.id, progress.state, progress.reason, progress.is_refused)
         if not _lists(member, name) or not _is_ready(member):
-            return Standing(
-                replica.id, AdapterState.WAITING, "" if _is_ready(member) else f"it is {replica.state.value}"
-            )
+            return Standing(replica.id, AdapterState.WAITING, self._why_waiting(member, progress))
         if name not in self.book.wanted.adapters:
             return Standing(replica.id, AdapterState.LEAVING)
         return Standing(replica.id, AdapterState.LOADED, self._doubt(member, self.book.wanted.adapters[name]))
+
+    def _why_waiting(self, member: Member, progress: _Progress | None) -> str:
+        if not _is_ready(member):
+            return f"it is {member.replica.state.value}"
+        had_it = progress is not None and progress.state is AdapterState.LOADED
+        return "it made room for others there" if had_it else ""
 
     def _doubt(self, member: Member, adapter: Adapter) -> str:
         """An adapter of this name that somebody loaded from elsewhere."""

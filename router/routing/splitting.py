@@ -1,7 +1,8 @@
 """Whether a prompt is computed on one replica for another, which decodes. Knows replicas' roles, the cost of our policy
 and how long KV takes to move; the choice among replicas that do both is another policy's.
 
-    pair = prefill on P (of one token) + moving what D lacks + D's own cost with the prompt in its cache
+    pair = prefill on P (of one token) + moving what D lacks + D's own cost with the prompt in its cache, less what of
+           D's wait passes meanwhile
 
 against the cost, by the same formula, of the replica that the other policy chose to do both. The cheaper one is taken.
 Requests that are not one prompt with one answer are never split.
@@ -145,9 +146,11 @@ class Splitting:
         """`after_s`: from when on it can fetch."""
         held, kept = _held_tokens(demand, view, replica), _kept_tokens(demand)
         move_s = self.moving.expected_s(replica.id, kept - held, view.now)
-        need = _need_after(demand, view, kept, after_s + move_s)
+        ready_s = after_s + move_s
+        need = _need_after(demand, view, kept, ready_s)
         found = terms(need, replica, self._step(demand, replica), kept, 0, self.weights)
-        return _Half(replica, held, sum(found.by_name.values()) + move_s, after_s + move_s + found.wait, found.wait)
+        cost_s = sum(found.by_name.values()) + move_s - min(found.wait, ready_s)
+        return _Half(replica, held, cost_s, max(ready_s, found.wait), found.wait)
 
     def _pays(self, demand: Demand, view: View, pair: tuple[_Half, _Half], alone: Decision | None) -> bool:
         if alone is None:

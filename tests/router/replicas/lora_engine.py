@@ -62,6 +62,20 @@ class LoraEngine(FakeReplica):
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
 
+class StoreAtHand:
+    """A store that nobody waits for."""
+
+    def __init__(self) -> None:
+        self.version, self.document = 0, b""
+
+    async def load(self, known: str) -> tuple[str, bytes] | None:
+        return None if known == str(self.version) else (str(self.version), self.document)
+
+    async def save(self, document: bytes, known: str) -> str | None:
+        self.version, self.document = self.version + 1, document
+        return str(self.version)
+
+
 class Yard:
     """Engines behind a registry that watches them, and a rollout over it."""
 

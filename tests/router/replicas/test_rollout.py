@@ -8,7 +8,7 @@ import pytest
 from router.admission.bookfile import BookFile
 from router.replicas.rollout import FIRST_RETRY_S, AdapterState, Standing
 from router.replicas.wanted import Adapter
-from tests.router.replicas.lora_engine import LoraEngine, Yard, looking, opened
+from tests.router.replicas.lora_engine import LoraEngine, StoreAtHand, Yard, looking, opened
 
 RED, BLUE = Adapter("red", "/red", "base"), Adapter("blue", "/blue", "base")
 
@@ -160,6 +160,29 @@ async def test_loading_again_brings_other_weights_of_the_same_name(store: BookFi
         assert yard.engines[0].orders == ["load red", "unload red", "load red"]
 
 
+async def test_what_made_room_for_others_is_loaded_again_when_it_is_asked_for_and_not_before(store: BookFile) -> None:
+    """An engine with a bound on adapters would else lose another for each that it is given back."""
+    async with opened(store, LoraEngine(), LoraEngine()) as yard:
+        await yard.rollout.load(RED)
+        for engine, member in zip(yard.engines, yard.registry.members(), strict=True):
+            engine.loaded.clear()
+            engine.list_adapters()
+            member.relist_soon()
+        await until(lambda: yard.registry.find("red") is None)
+        await yard.rollout.look()
+        assert [engine.orders for engine in yard.engines] == [["load red"]] * 2
+        reasons = [(each.state, each.reason) for each in yard.rollout.standings("red")]
+        assert reasons == [(AdapterState.WAITING, "it made room for others there")] * 2
+        yard.registry.members()[0].replica.in_flight = 3
+        for _ in range(3):
+            yard.rollout.hasten("red")
+        await until(lambda: yard.registry.find("red") is not None)
+        assert [engine.orders for engine in yard.engines] == [["load red"], ["load red"] * 2]
+        yard.rollout.hasten("red")
+        yard.rollout.hasten("nobody")
+        yard.registry.members()[0].replica.in_flight = 0
+
+
 async def test_weights_from_elsewhere_under_a_wanted_name_are_said(store: BookFile) -> None:
     engine = LoraEngine()
     engine.loaded["red"] = "/other"
@@ -194,8 +217,8 @@ async def test_a_client_that_leaves_stops_no_order(store: BookFile) -> None:
         await until(lambda: yard.adapters_of(engine) == {"red"})
 
 
-async def test_two_who_ask_for_the_same_cause_one_order(store: BookFile) -> None:
-    async with opened(store, LoraEngine()) as yard:
+async def test_two_who_ask_for_the_same_cause_one_order() -> None:
+    async with opened(StoreAtHand(), LoraEngine()) as yard:
         engine = yard.engines[0]
         engine.may_load.clear()
         async with asyncio.TaskGroup() as group:
