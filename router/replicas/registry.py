@@ -377,16 +377,13 @@ class Registry:
 
     def _heard(self, share: Share, verdict: Verdict) -> None:
         """A trial passed or a lease ended."""
-        if verdict is Verdict.SUCCESS and not share.is_trial:
-            self.on_change()
-            return
         member = share.member
         if verdict is Verdict.FAULT:
             member.wants_probe.set()
             self.on_suspect(member)
-        if verdict is Verdict.BACK_PRESSURE:
+        elif verdict is Verdict.BACK_PRESSURE:
             self.on_cooled(member)
-        if share.is_trial or verdict in (Verdict.FAULT, Verdict.BACK_PRESSURE):
+        if share.is_trial or verdict is Verdict.FAULT or verdict is Verdict.BACK_PRESSURE:
             self._admission_changed(member)
         self.on_change()
 
