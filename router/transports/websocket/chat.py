@@ -133,10 +133,10 @@ class Chat:
     def _cancel(self, id: str) -> None:
         answer = self._answers.get(id)
         if answer is None:
-            for session in self._sessions.values():
-                session.turns.withdraw(id)
-            return  # it has ended meanwhile, or never was: either way it is not running
-        answer.stop()
+            if not any(session.turns.withdraw(id) for session in self._sessions.values()):
+                return  # it has ended meanwhile, or never was: either way it is not running
+        else:
+            answer.stop()
         self._socket.send(words.done(id))
 
     def _open_session(self, word: words.SessionOpen) -> None:

@@ -8,7 +8,9 @@ from websockets.exceptions import ConnectionClosed
 from router.core import Outcome
 from router.errors import ConnectionCut
 from router.transports.conversation import LEAST_PREFILL_CHARS
+from router.transports.turns import MAX_WAITING_TURNS
 from router.transports.websocket.chat import ChatLimits
+from router.transports.websocket.sockets import STRANGER_S
 from tests.contracts.hostile import DONE, event
 from tests.fakes import turns, until
 from tests.router.transports.websocket.rig import Client, open_rig
@@ -315,3 +317,49 @@ async def test_a_router_that_drains_says_so_and_ends_what_is_open() -> None:
             await client.hear()
         assert caught.value.rcvd is not None
         assert caught.value.rcvd.code == 1012
+
+
+async def test_turns_that_wait_are_bounded_and_one_that_waits_is_withdrawn() -> None:
+    async with open_rig() as rig:
+        client = await rig.connect()
+        await client.say("session.open", session="s", body={"model": "m"})
+        await client.hear_type("session.opened")
+        for number in range(MAX_WAITING_TURNS + 2):
+            messages = [{"role": "user", "content": str(number)}]
+            await client.say("input.commit", session="s", id=f"t{number}", messages=messages)
+        heard = await client.hear_type("error")
+        assert (heard["id"], heard["status"], heard["error"]["code"]) == (
+            f"t{MAX_WAITING_TURNS + 1}",
+            429,
+            "queue_full",
+        )
+        await client.say("request.cancel", id="t1")
+        assert (await client.hear_type("request.done"))["id"] == "t1"
+        exchange = await rig.exchange()
+        exchange.head()
+        exchange.send(event("x") + DONE)
+        exchange.end()
+        sent = json.loads((await rig.exchange(1)).attempt.body)
+        assert sent["messages"][-1]["content"] == "2"
+        await client.wire.close()
+
+
+async def test_who_shows_no_good_key_is_told_and_closed_in_time() -> None:
+    async with open_rig(key="sk-good") as rig:
+        stranger, late = await rig.connect(), await rig.connect()
+        known = await rig.connect(subprotocols=["pointsman", "pointsman.key.sk-good"])
+        await late.say("auth", key="sk-bad")
+        assert (await late.hear_type("error"))["error"]["code"] == "invalid_api_key"
+        await late.say("auth", key="sk-good")
+        await late.ask("a")
+        await rig.exchange()
+        rig.station.clock.now += STRANGER_S + 1.0
+        rig.sockets.sweep()
+        with pytest.raises(ConnectionClosed) as closed:
+            await stranger.hear()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1008
+        await known.ask("b")
+        await rig.exchange(1)
+        for client in (late, known):
+            await client.wire.close()
