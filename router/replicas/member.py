@@ -119,6 +119,15 @@ class Member:
         if load.computed_tokens is not None:
             self.speeds.observe(load.computed_tokens)
 
+    def adopt_load(self, load: Load | None, foreign_requests: int, foreign_tokens: int) -> None:
+        """What another process made of its report; None where that has none, or too old a one."""
+        if load is None:
+            self.forget_load()
+            return
+        self.replica.load = load
+        self.replica.foreign_requests, self.replica.foreign_tokens = foreign_requests, foreign_tokens
+        self.take_in_others(load)
+
     def age(self, now: float, max_age_s: float) -> bool:
         """Drop a report that is too old to act on. True when there was one."""
         load = self.replica.load

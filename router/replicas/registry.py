@@ -354,13 +354,7 @@ class Registry:
         self.on_seen(member)
 
     def _adopt_load(self, member: Member, sighting: Sighting) -> None:
-        replica = member.replica
-        if sighting.load is None:
-            member.forget_load()
-        else:
-            replica.load = sighting.load
-            replica.foreign_requests, replica.foreign_tokens = sighting.foreign_requests, sighting.foreign_tokens
-            member.take_in_others(sighting.load)
+        member.adopt_load(sighting.load, sighting.foreign_requests, sighting.foreign_tokens)
         member.take_in_slots(sighting.slots)
 
     def _adopt_state(self, member: Member, sighting: Sighting) -> None:
