@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.model.chunk_attention import ChunkAttention
+from engine.model.compiled_rows import CompiledRows, rows_kernel
 from engine.model.kv_cache import KVCache, Span
 from engine.model.row_attention import Query, RowAttention, in_groups
 
@@ -70,7 +71,7 @@ def _way_of(device: torch.device) -> Callable[[List[Span], KVCache, int, int | N
 class CpuAttention:
     """Few queries of a sequence read in place, many over a copy of their context."""
 
-    few: tuple[RowAttention, ...]
+    few: tuple[RowAttention | CompiledRows, ...]
     many: tuple[ChunkAttention, ...]
 
     @classmethod
@@ -84,12 +85,9 @@ class CpuAttention:
             else:
                 few += _queries(span, index, window)
             index += span.num_queries
-        groups = in_groups(few, num_heads)
-        return cls(tuple(RowAttention.of(group, index, cache, num_heads) for group in groups), tuple(many))
+        return cls(_in_place(few, index, cache, num_heads), tuple(many))
 
     def __call__(self, layer: int, queries: Tensor, fresh: Tensor) -> Tensor:
-        if len(self.few) == 1 and self.few[0].queries is None:
-            return self.few[0].find(layer, queries)
         attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for group in self.few:
             group.attend(layer, queries, attended)
@@ -117,6 +115,15 @@ class GatheredAttention:
         for chunk in self.chunks:
             chunk.attend(layer, queries, fresh, attended)
         return attended
+
+
+def _in_place(
+    queries: List[Query], num_tokens: int, cache: KVCache, num_heads: int
+) -> tuple[RowAttention | CompiledRows, ...]:
+    kernel = rows_kernel(cache, num_heads)
+    if kernel is not None and queries:
+        return (CompiledRows.of(queries, cache, kernel),)
+    return tuple(RowAttention.of(group, num_tokens, cache, num_heads) for group in in_groups(queries, num_heads))
 
 
 def _queries(span: Span, index: int, window: int | None) -> list[Query]:

@@ -4,6 +4,7 @@ Knows codes, and the two kernels that multiply with them: ours (coded.c), which 
 for four bits, in bfloat16. Must not know layers, names or files.
 """
 
+from ctypes import c_int, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from typing import Self
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine.model.compiled import Multiply, multiply_coded
+from engine.model.compiled import Function, compiled
 
 GROUP = 32
+_ARGUMENTS = (c_void_p, c_int, c_void_p, c_void_p, c_long, c_long, c_long, c_int)
 # PyTorch's kernel wants matrices of whole tiles, and takes the middle of 0 to 15 as its zero.
 _TILE, _MIDDLE = 32, 8
 # Ours: so many rows of the matrix lie side by side, of each so many codes together.
@@ -53,12 +55,12 @@ class Coded:
     bits: int
     num_outputs: int
     bias: Tensor | None
-    multiply: Multiply
+    multiply: Function
 
     @classmethod
     def of(cls, codes: Codes, bias: Tensor | None) -> Self | None:
         """None where our function cannot be compiled, or float16 does not hold the scales."""
-        multiply = _kernel()
+        multiply = coded_kernel()
         if multiply is None or not (_is_short(codes.scales) and _is_short(codes.minima)):
             return None
         return cls(_packed(codes), codes.bits, len(codes.codes), bias, multiply)
@@ -111,6 +113,13 @@ class FourBit:
         return product if self.bias is None else product + self.bias
 
 
+@cache
+def coded_kernel() -> Function | None:
+    """Our function, if it can be had. Tried once on small matrices: a compiler may be broken too."""
+    multiply = compiled("coded.c", "multiply_coded", _ARGUMENTS)
+    return multiply if multiply is not None and all(_is_right(multiply, bits) for bits in (4, 8)) else None
+
+
 def _packed(codes: Codes) -> Tensor:
     """[blocks, groups, bytes], as coded.c tells."""
     num_outputs, size = codes.codes.shape
@@ -130,14 +139,7 @@ def _is_short(values: Tensor) -> bool:
     return bool((values.half().float() == values).all())
 
 
-@cache
-def _kernel() -> Multiply | None:
-    """Tried once on small matrices: a compiler may be broken too."""
-    multiply = multiply_coded()
-    return multiply if multiply is not None and all(_is_right(multiply, bits) for bits in (4, 8)) else None
-
-
-def _is_right(multiply: Multiply, bits: int) -> bool:
+def _is_right(multiply: Function, bits: int) -> bool:
     codes = torch.arange(24 * 64).view(24, 64).mul(37).remainder(2**bits).to(torch.uint8)
     matrix = Codes(bits, codes, torch.full((24, 2), 0.25), torch.full((24, 2), -1.5))
     inputs = torch.arange(3 * 64).view(3, 64).sin()

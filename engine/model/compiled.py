@@ -1,7 +1,7 @@
-"""Our one function in C, compiled where it is to run.
+"""Functions in C, compiled where they are to run.
 
-Knows compilers, processors' features and a cache folder. Must not know matrices. Where there is no compiler, or the
-processor lacks what the function needs, there is no function: whoever wants it has another way.
+Knows compilers, processors' features and a cache folder. Must not know what the functions do. Where there is no
+compiler, or the processor lacks what a function needs, there is no function: whoever wants it has another way.
 """
 
 import ctypes
@@ -15,46 +15,46 @@ from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 
 log = logging.getLogger(__name__)
 
-_SOURCE = Path(__file__).with_name("coded.c")
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-shared", "-fPIC")
 _COMPILE_WITHIN_S = 60.0
 
-Multiply = Callable[[int, int, int, int, int, int, int, int], int]
-"""(matrix, bits, inputs, outputs, rows, groups, outputs a row, threads) -> 0, or 1 where memory is short; see coded.c.
-The first of them are addresses. Releases the interpreter's lock."""
+Function = Callable[..., int]
 
 
 @cache
-def multiply_coded() -> Multiply | None:
-    """Compiles on the first call on this machine, a second or two; later ones find the library in the cache folder."""
+def compiled(source: str, name: str, argtypes: tuple[Any, ...]) -> Function | None:
+    """The function `name` of a file in this folder; it gives an int and releases the interpreter's lock.
+
+    Compiles on the first call on this machine, a second or two; later ones find the library in the cache folder.
+    """
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
-        log.info("there is no C compiler: weights that are stored in 4 or 8 bits are widened")
+        log.info("there is no C compiler for %s: PyTorch does its work, slower", source)
         return None
     try:
-        function = ctypes.CDLL(str(_library(compiler))).multiply_coded
+        function = getattr(ctypes.CDLL(str(_library(compiler, Path(__file__).with_name(source)))), name)
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        log.info("coded.c cannot be compiled or loaded here, weights are widened: %s", said.strip().splitlines()[0])
+        log.info("%s cannot be compiled here, PyTorch does its work: %s", source, said.strip().splitlines()[0])
         return None
-    address, size, number = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    function.argtypes = [address, number, address, address, size, size, size, number]
-    function.restype = number
-    found: Multiply = function
+    function.argtypes = argtypes
+    function.restype = ctypes.c_int
+    found: Function = function
     return found
 
 
-def _library(compiler: str) -> Path:
+def _library(compiler: str, source: Path) -> Path:
     """Its name tells all that it depends on, so that a folder may be shared between machines."""
-    command = [compiler, *_FLAGS, str(_SOURCE)]
-    parts = (_SOURCE.read_text(), *command, *_openmp(), _processor())
+    command = [compiler, *_FLAGS, str(source)]
+    parts = (source.read_text(), *command, *_openmp(), _processor())
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pointsman" / "compiled"
-    library = folder / f"coded-{sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
+    library = folder / f"{source.stem}-{sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
     if not library.exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Others may compile the same: each under a name of its own, and the last one stays.

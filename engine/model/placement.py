@@ -7,7 +7,7 @@ from enum import Enum
 
 import torch
 
-from engine.model.compiled import multiply_coded
+from engine.model.coded import coded_kernel
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -54,7 +54,7 @@ def quantized_named(name: str, dtype: torch.dtype, device: torch.device) -> Quan
     quantized = Quantized(name)
     if quantized is not Quantized.WIDEN and device.type != "cpu":
         raise PlacementError(f"quantized weights are kept ({name}) on a cpu alone, not on {device}")
-    if quantized is not Quantized.WIDEN and dtype != torch.bfloat16 and multiply_coded() is None:
+    if quantized is not Quantized.WIDEN and dtype != torch.bfloat16 and coded_kernel() is None:
         raise PlacementError(
             f"quantized weights are kept ({name}) in bfloat16, or by a kernel that needs a C compiler and a cpu with "
             "AVX-512 VNNI: not here"

@@ -73,10 +73,12 @@ class RowAttention:
 
     def attend(self, layer: int, queries: Tensor, attended: Tensor) -> None:
         """Reads its rows of `queries` [tokens, heads, head_dim] and writes those of `attended`."""
-        assert self.queries is not None
-        attended.index_copy_(0, self.queries, self.find(layer, queries.index_select(0, self.queries)))
+        if self.queries is None:
+            attended.copy_(self._find(layer, queries))
+        else:
+            attended.index_copy_(0, self.queries, self._find(layer, queries.index_select(0, self.queries)))
 
-    def find(self, layer: int, queries: Tensor) -> Tensor:
+    def _find(self, layer: int, queries: Tensor) -> Tensor:
         """For its own rows alone, each [rows, heads, head_dim]."""
         scale = queries.shape[2] ** -0.5
         # What stood there counts nothing, but it must be finite: so nothing is added in place below.

@@ -119,7 +119,7 @@ def test_each_phase_of_the_start_is_timed(model: Path) -> None:
 
 
 def test_quantized_weights_that_no_kernel_takes_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.model.placement.multiply_coded", lambda: None)
+    monkeypatch.setattr("engine.model.placement.coded_kernel", lambda: None)
     with pytest.raises(PlacementError, match=r"are kept \(small\) in bfloat16, or by a kernel that needs"):
         build(config(model, quantized="small"))
 

@@ -15,6 +15,7 @@ from engine.model.checkpoint import open_checkpoint
 from engine.model.export import export
 from engine.model.kv_cache import KVCache
 from engine.model.loader import load
+from engine.model.placement import Quantized
 from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.sequence import Request
@@ -134,7 +135,9 @@ def test_greedy_tokens_of_the_real_model_equal_those_of_transformers_for_all_pro
     engine = EngineCore(Scheduler(pool, max_num_seqs=24, max_num_batched_tokens=200))
     checkpoint = open_checkpoint(path)
     kv = KVCache.allocate(checkpoint.config, pool.num_blocks, pool.block_size, torch.float32, torch.device("cpu"))
-    runner, outputs = Runner(load(checkpoint, torch.float32, torch.device("cpu")), kv), dict[str, list[int]]()
+    # As it is served by default: in the bits that the file stores.
+    model = load(checkpoint, torch.float32, torch.device("cpu"), Quantized.KEEP)
+    runner, outputs = Runner(model, kv), dict[str, list[int]]()
     asked = [request(tuple(prompt), max_tokens=num_tokens) for prompt in prompts]
     for one in asked:
         engine.add(one)

@@ -3,13 +3,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.model.coded import GROUP, Coded, Codes, FourBit
-from engine.model.compiled import multiply_coded
+from engine.model.coded import GROUP, Coded, Codes, FourBit, coded_kernel
 
 
 @pytest.fixture
 def _kernel() -> None:
-    if multiply_coded() is None:
+    if coded_kernel() is None:
         pytest.skip("there is no C compiler, or no AVX-512 with VNNI")
 
 

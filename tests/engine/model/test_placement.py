@@ -45,7 +45,7 @@ def test_quantized_weights_are_kept_where_that_is_fastest() -> None:
 
 
 def test_keeping_quantized_weights_needs_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.model.placement.multiply_coded", lambda: None)
+    monkeypatch.setattr("engine.model.placement.coded_kernel", lambda: None)
     assert quantized_named("keep", torch.bfloat16, CPU) is Quantized.KEEP
     with pytest.raises(PlacementError, match=r"\(keep\) in bfloat16, or by a kernel"):
         quantized_named("keep", torch.float32, CPU)
