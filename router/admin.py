@@ -29,6 +29,18 @@ async def show_replicas(url: str, *, as_json: bool) -> int:
     return 0
 
 
+async def show_adapters(url: str, *, as_json: bool) -> int:
+    """Print where each adapter stands on each replica. 1 when the router cannot be asked."""
+    answer = await _ask("GET", f"{url.rstrip('/')}/admin/adapters")
+    if answer is None:
+        return 1
+    rows = answer.get("adapters", [])
+    columns = ("lora_name", "replica", "state", "reason")
+    table = [["ADAPTER", "REPLICA", "STATE", "REASON"], *([str(row[name]) for name in columns] for row in rows)]
+    print(json.dumps(rows, indent=2) if as_json else _aligned(table))
+    return 0
+
+
 async def drain(url: str, replica: str, *, undo: bool) -> int:
     """Drain a replica, or undo it. 1 when the router cannot be asked or knows no such replica."""
     verb = "undrain" if undo else "drain"

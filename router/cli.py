@@ -91,6 +91,12 @@ def _add_replicas(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=lambda flags: asyncio.run(admin.show_replicas(flags.admin_url, as_json=flags.json)))
 
 
+def _add_adapters(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--admin-url", default=ADMIN_URL, help=f"the router's admin port (default {ADMIN_URL})")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(command=lambda flags: asyncio.run(admin.show_adapters(flags.admin_url, as_json=flags.json)))
+
+
 def _add_drain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("replica", help="its id, as `pointsman replicas` shows it")
     parser.add_argument("--undo", action="store_true", help="let it serve again")
@@ -165,6 +171,7 @@ _COMMANDS: Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]] =
     "serve": (_add_serve, "run the router in front of replicas that are there"),
     "check": (_add_check, "check the settings, and print them all as TOML"),
     "replicas": (_add_replicas, "show the replicas of a running router"),
+    "adapters": (_add_adapters, "show where each adapter stands on the replicas of a running router"),
     "explain": (_add_explain, "say where a message would be sent now, and why"),
     "drain": (_add_drain, "send a replica nothing new"),
     "keys": (_add_keys, "create, list, change and revoke API keys"),

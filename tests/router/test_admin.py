@@ -98,6 +98,21 @@ async def test_the_columns_stand_under_each_other(capsys: pytest.CaptureFixture[
     assert lines[0].index("MODELS") == lines[1].index("m, m-lora")
 
 
+async def test_where_each_adapter_stands_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    router = FakeRouter()
+    failed = {"state": "failed", "reason": "no such path"}
+    router.rows = [{"id": "a:1", "adapters": {"red": failed}}, {"id": "b:1", "adapters": {}}]
+    async with served(router.app()) as url:
+        assert await admin.show_adapters(url + "/", as_json=False) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            "ADAPTER  REPLICA  STATE   REASON",
+            "red      a:1      failed  no such path",
+        ]
+        assert await admin.show_adapters(url, as_json=True) == 0
+        assert json.loads(capsys.readouterr().out) == [{"lora_name": "red", "replica": "a:1", **failed}]
+    assert await admin.show_adapters(nobody(), as_json=False) == 1
+
+
 async def test_no_replicas_are_an_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
     router = FakeRouter()
     router.rows = []
