@@ -88,6 +88,16 @@ class Outbox:
                 self._flow.resume()
         return payload or None
 
+    def let_end(self) -> None:
+        """It has had its last word: what is still to come ends by itself, and nobody waits for it."""
+        flow, self._flow = self._flow, None
+        self._payloads.clear()
+        self._num_bytes = 0
+        self.outcome, self.is_complete = Outcome.OK, True
+        if self._is_paused and flow is not None:
+            self._is_paused = False
+            flow.resume()
+
     def leave(self) -> None:
         """Nobody wants the rest: the upstream is detached before this returns. Later calls do nothing."""
         flow, self._flow = self._flow, None

@@ -11,7 +11,7 @@ from random import Random
 
 from router.core import Outcome, ReplicaState
 from router.errors import BadAnswer, ConnectionCut
-from tests.contracts.adapters import chat_body
+from tests.contracts.adapters import chat_body, every_reply
 from tests.contracts.conftest import Rigs
 from tests.contracts.hostile import DONE, answers, event
 from tests.fakes import EVENT_STREAM, JSON, FakeReply, FakeUpstream, Station, specs_of, turns, until
@@ -156,6 +156,7 @@ async def test_whatever_its_form_a_request_is_counted(rigs: Rigs) -> None:
     second.leave()
 
 
+@every_reply
 async def test_every_lease_ends_once_with_how_the_request_ended(rigs: Rigs) -> None:
     rig = await rigs.open(num_replicas=1)
     rig.script.otherwise = answers({"id": 1})

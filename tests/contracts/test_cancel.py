@@ -6,7 +6,7 @@ counts of requests in flight that leak with it; and replicas that are blamed for
 
 from router.core import Outcome
 from router.relay import RelayTimes
-from tests.contracts.adapters import over_http
+from tests.contracts.adapters import every_reply, over_http
 from tests.contracts.conftest import Rig, Rigs
 from tests.contracts.hostile import DONE, Call, answers, event, streams
 from tests.fakes import turns, until
@@ -28,6 +28,7 @@ async def assert_closed_at_once(rig: Rig, call: Call, busy: list[int]) -> None:
     assert len(rig.script.calls) == 1
 
 
+@every_reply
 async def test_cancel_while_the_prompt_is_read_asks_no_replica(rigs: Rigs) -> None:
     rig = await rigs.open()
     rig.station.prompts.may_read.clear()
@@ -55,6 +56,7 @@ async def test_cancel_while_queued_frees_the_place_in_line(rigs: Rigs) -> None:
     assert b"stayer" in rig.script.calls[1].body
 
 
+@every_reply
 async def test_cancel_while_connecting_drops_the_connection(rigs: Rigs) -> None:
     rig = await rigs.open(num_replicas=0, num_deaf=1)
     client, busy, deaf = await rig.ask(stream=True), watch_loss(rig), rig.replicas[0]
@@ -67,6 +69,7 @@ async def test_cancel_while_connecting_drops_the_connection(rigs: Rigs) -> None:
     assert rig.station.faults == {}
 
 
+@every_reply
 async def test_cancel_in_prefill_closes_the_upstream_in_the_same_turn(rigs: Rigs) -> None:
     rig = await rigs.open()
     client, busy = await rig.ask(stream=True), watch_loss(rig)
@@ -75,6 +78,7 @@ async def test_cancel_in_prefill_closes_the_upstream_in_the_same_turn(rigs: Rigs
     await assert_closed_at_once(rig, call, busy)
 
 
+@every_reply
 async def test_cancel_after_an_early_head_of_the_replica_closes_the_upstream(rigs: Rigs) -> None:
     rig = await rigs.open()
     client, busy = await rig.ask(stream=True), watch_loss(rig)
@@ -85,6 +89,7 @@ async def test_cancel_after_an_early_head_of_the_replica_closes_the_upstream(rig
     await assert_closed_at_once(rig, call, busy)
 
 
+@every_reply
 async def test_cancel_in_mid_stream_closes_the_upstream_in_the_same_turn(rigs: Rigs) -> None:
     rig = await rigs.open()
     client, busy = await rig.ask(stream=True), watch_loss(rig)
@@ -126,6 +131,7 @@ async def test_cancel_after_a_heartbeat_closes_the_upstream(rigs: Rigs) -> None:
     await assert_closed_at_once(rig, call, busy)
 
 
+@every_reply
 async def test_cancel_of_a_reader_that_had_stopped_closes_the_upstream(rigs: Rigs) -> None:
     rig = await rigs.open()
     client, busy = await rig.ask(stream=True), watch_loss(rig)
@@ -139,6 +145,7 @@ async def test_cancel_of_a_reader_that_had_stopped_closes_the_upstream(rigs: Rig
     await assert_closed_at_once(rig, call, busy)
 
 
+@every_reply
 async def test_cancel_between_two_attempts_makes_no_second(rigs: Rigs) -> None:
     rig = await rigs.open(retry_jitter_s=1e6)
     rig.script.otherwise = answers({}, 500)
@@ -149,6 +156,7 @@ async def test_cancel_between_two_attempts_makes_no_second(rigs: Rigs) -> None:
     assert len(rig.script.calls) == 1
 
 
+@every_reply
 async def test_a_client_that_leaves_after_its_answer_has_cancelled_nothing(rigs: Rigs) -> None:
     rig = await rigs.open()
     rig.script.otherwise = streams(event("a"), DONE)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from router.core import Outcome
-from tests.contracts.adapters import over_http
+from tests.contracts.adapters import every_reply, over_http
 from tests.contracts.conftest import Rigs
 from tests.contracts.hostile import DONE, Call, answers, closes, event, resets, streams
 from tests.fakes import until
@@ -22,6 +22,7 @@ def lose(request: pytest.FixtureRequest) -> Callable[[Call], None]:
     return LOSSES[request.param]
 
 
+@every_reply
 @pytest.mark.parametrize("behaviour", [closes, resets], ids=["closed", "reset"])
 async def test_a_cut_before_the_head_goes_to_another_replica(rigs: Rigs, behaviour: Callable[[Call], None]) -> None:
     rig = await rigs.open()
@@ -34,6 +35,7 @@ async def test_a_cut_before_the_head_goes_to_another_replica(rigs: Rigs, behavio
     assert rig.station.outcomes == [Outcome.UPSTREAM_FAILED, Outcome.OK]
 
 
+@every_reply
 async def test_a_cut_after_the_head_alone_goes_to_another_replica(rigs: Rigs, lose: Callable[[Call], None]) -> None:
     """Some engines send the head at once and the first token much later: nothing has been promised yet."""
     rig = await rigs.open()
@@ -47,6 +49,7 @@ async def test_a_cut_after_the_head_alone_goes_to_another_replica(rigs: Rigs, lo
     assert len(rig.script.calls) == 2
 
 
+@every_reply
 async def test_a_cut_in_the_very_first_event_goes_to_another_replica(rigs: Rigs, lose: Callable[[Call], None]) -> None:
     rig = await rigs.open()
     client = await rig.ask(stream=True)
@@ -60,6 +63,7 @@ async def test_a_cut_in_the_very_first_event_goes_to_another_replica(rigs: Rigs,
     assert rig.station.leases[1].has_started, "the second attempt has a first token of its own"
 
 
+@every_reply
 async def test_a_cut_at_an_event_boundary_is_told_in_band(rigs: Rigs, lose: Callable[[Call], None]) -> None:
     rig = await rigs.open()
     client = await rig.ask(stream=True)
@@ -77,6 +81,7 @@ async def test_a_cut_at_an_event_boundary_is_told_in_band(rigs: Rigs, lose: Call
     assert len(rig.script.calls) == 1, "nothing is retried after the first content byte"
 
 
+@every_reply
 async def test_a_cut_in_mid_event_shows_no_half_event(rigs: Rigs, lose: Callable[[Call], None]) -> None:
     rig = await rigs.open()
     client = await rig.ask(stream=True)
@@ -90,6 +95,7 @@ async def test_a_cut_in_mid_event_shows_no_half_event(rigs: Rigs, lose: Callable
     assert b"half" not in answer.payload
 
 
+@every_reply
 async def test_a_stream_that_ends_without_done_is_told_in_band(rigs: Rigs) -> None:
     rig = await rigs.open()
     rig.script.otherwise = streams(event("a"))
@@ -99,6 +105,7 @@ async def test_a_stream_that_ends_without_done_is_told_in_band(rigs: Rigs) -> No
     assert rig.station.outcomes == [Outcome.CUT_MID_STREAM]
 
 
+@every_reply
 async def test_a_loss_behind_done_is_no_loss(rigs: Rigs, lose: Callable[[Call], None]) -> None:
     """The client has had its last word: an error behind it would belie a whole answer."""
     rig = await rigs.open()

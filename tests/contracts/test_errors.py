@@ -11,7 +11,7 @@ import pytest
 
 from router.choice import View, Weighed
 from router.core import Decision, Demand, Lease
-from tests.contracts.adapters import over_http
+from tests.contracts.adapters import every_reply, over_http
 from tests.contracts.conftest import Rigs
 from tests.contracts.hostile import answers
 
@@ -69,6 +69,7 @@ async def test_an_endless_error_body_is_cut_at_a_bound(rigs: Rigs) -> None:
     assert str(answer.error["message"]).startswith("xxx")
 
 
+@every_reply
 async def test_an_unknown_model_is_a_404_without_a_call(rigs: Rigs) -> None:
     rig = await rigs.open()
     answer = await (await rig.ask(model="other", stream=True)).answer()
@@ -76,6 +77,7 @@ async def test_an_unknown_model_is_a_404_without_a_call(rigs: Rigs) -> None:
     assert rig.script.calls == []
 
 
+@every_reply
 async def test_a_prompt_over_the_context_is_a_400_without_a_call(rigs: Rigs) -> None:
     rig = await rigs.open()
     rig.station.registry.pools()[0].max_model_len = 64
@@ -105,6 +107,7 @@ async def test_a_router_that_drains_refuses_new_work_and_ends_what_is_open(rigs:
     assert (await client.answer()).payload == b'{"id": 1}'
 
 
+@every_reply
 async def test_a_fault_of_our_own_is_a_500_that_blames_nobody(rigs: Rigs) -> None:
     class Broken:
         def explain(self, demand: Demand, view: View) -> Sequence[Weighed]:

@@ -8,7 +8,7 @@ has begun to read.
 import pytest
 
 from router.core import Outcome
-from tests.contracts.adapters import chat_body, over_http
+from tests.contracts.adapters import chat_body, every_reply, over_http
 from tests.contracts.conftest import Rig, Rigs
 from tests.contracts.hostile import DONE, absent_replica, answers, closes, event, streams
 from tests.fakes import until
@@ -86,6 +86,7 @@ async def test_a_refusal_passes_through_and_is_not_tried_again(rigs: Rigs, statu
     assert rig.station.faults == {}
 
 
+@every_reply
 async def test_no_replica_is_tried_twice_and_attempts_are_bounded(rigs: Rigs) -> None:
     rig = await rigs.open(num_replicas=5, max_attempts=3)
     rig.script.otherwise = answers({"error": {"message": "broke"}}, 500)
@@ -94,6 +95,7 @@ async def test_no_replica_is_tried_twice_and_attempts_are_bounded(rigs: Rigs) ->
     assert len(asked(rig)) == len(set(asked(rig))) == 3
 
 
+@every_reply
 async def test_there_is_no_second_attempt_where_there_is_no_second_replica(rigs: Rigs) -> None:
     rig = await rigs.open(num_replicas=1, max_attempts=3)
     rig.script.otherwise = closes

@@ -5,7 +5,7 @@ this process; the replica is paused meanwhile, and is not blamed for its silence
 """
 
 from router.core import Outcome
-from tests.contracts.adapters import HttpClient
+from tests.contracts.adapters import HttpClient, every_reply
 from tests.contracts.conftest import Rig, Rigs
 from tests.contracts.hostile import DONE, Call, event, streams
 from tests.fakes import turns, until
@@ -28,6 +28,7 @@ async def stalled(rig: Rig) -> tuple[HttpClient, Call]:
     return client, call
 
 
+@every_reply
 async def test_what_waits_for_a_slow_reader_is_bounded_and_the_replica_is_paused(rigs: Rigs) -> None:
     rig = await rigs.open()
     client, call = await stalled(rig)
@@ -36,6 +37,7 @@ async def test_what_waits_for_a_slow_reader_is_bounded_and_the_replica_is_paused
     client.leave()
 
 
+@every_reply
 async def test_what_waits_is_bounded_even_where_the_stream_was_fast_before(rigs: Rigs) -> None:
     """A fast stream grows the kernel's windows, and with them what a single read brings."""
     rig = await rigs.open()
@@ -57,6 +59,7 @@ async def test_what_waits_is_bounded_even_where_the_stream_was_fast_before(rigs:
     client.leave()
 
 
+@every_reply
 async def test_a_slow_reader_that_reads_on_gets_every_byte(rigs: Rigs) -> None:
     rig = await rigs.open()
     client, call = await stalled(rig)
@@ -85,6 +88,7 @@ async def test_a_reader_that_stalls_past_the_idle_timeout_is_dropped(rigs: Rigs)
     assert rig.station.faults == {}
 
 
+@every_reply
 async def test_the_time_that_a_client_did_not_read_is_not_the_replicas_silence(rigs: Rigs) -> None:
     rig = await rigs.open(idle_timeout_s=60.0)
     client, call = await stalled(rig)
@@ -98,6 +102,7 @@ async def test_the_time_that_a_client_did_not_read_is_not_the_replicas_silence(r
     assert rig.station.faults == {}
 
 
+@every_reply
 async def test_a_slow_reader_holds_up_nobody_else(rigs: Rigs) -> None:
     rig = await rigs.open(num_replicas=1)
     slow, _ = await stalled(rig)

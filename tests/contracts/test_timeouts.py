@@ -5,12 +5,13 @@ The fault: routers with one total timeout of half an hour, or none.
 
 from router.core import Outcome
 from router.transports.http import PortLimits
-from tests.contracts.adapters import over_http
+from tests.contracts.adapters import every_reply, over_http
 from tests.contracts.conftest import Rig, Rigs
 from tests.contracts.hostile import DONE, answers, event, streams
 from tests.fakes import turns, until
 
 
+@every_reply
 async def test_a_deadline_in_the_queue_is_a_504_where_all_replicas_are_busy(rigs: Rigs) -> None:
     rig = await rigs.open(num_replicas=1, max_in_flight=1, max_wait_s=0.02)
     holder = await rig.ask(stream=True)
@@ -41,6 +42,7 @@ async def test_a_request_is_held_until_a_replica_is_ready(rigs: Rigs) -> None:
     assert (await client.answer()).payload == b'{"id": 1}'
 
 
+@every_reply
 async def test_a_deadline_before_the_first_byte_is_a_504(rigs: Rigs) -> None:
     rig = await rigs.open(first_byte_timeout_s=1e4)
     client = await rig.ask(stream=False)
@@ -53,6 +55,7 @@ async def test_a_deadline_before_the_first_byte_is_a_504(rigs: Rigs) -> None:
     assert len(rig.script.calls) == 1
 
 
+@every_reply
 async def test_a_deadline_in_mid_stream_is_told_in_band(rigs: Rigs) -> None:
     rig = await rigs.open(idle_timeout_s=1e4)
     client = await rig.ask(stream=True)
@@ -108,6 +111,7 @@ async def test_a_head_alone_is_no_first_byte(rigs: Rigs) -> None:
     assert (answer.status, answer.error["code"]) == (504, "replica_timeout")
 
 
+@every_reply
 async def test_a_replica_silent_in_mid_stream_is_told_in_band_and_blamed(rigs: Rigs) -> None:
     rig = await rigs.open(idle_timeout_s=60.0)
     client = await rig.ask(stream=True)
@@ -127,6 +131,7 @@ async def test_a_replica_silent_in_mid_stream_is_told_in_band_and_blamed(rigs: R
     assert rig.station.faults == {call.replica_id: 1}
 
 
+@every_reply
 async def test_a_connection_that_is_never_made_goes_to_another_replica(rigs: Rigs) -> None:
     rig = await rigs.open(num_replicas=1, num_deaf=1, connect_timeout_s=0.05)
     good, deaf = rig.replicas
@@ -137,6 +142,7 @@ async def test_a_connection_that_is_never_made_goes_to_another_replica(rigs: Rig
     assert rig.station.faults == {deaf.id: 1}
 
 
+@every_reply
 async def test_a_connection_that_is_never_made_is_a_502_where_there_is_no_other(rigs: Rigs) -> None:
     rig = await rigs.open(num_replicas=0, num_deaf=1, connect_timeout_s=0.05)
     answer = await (await rig.ask()).answer()

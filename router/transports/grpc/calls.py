@@ -64,6 +64,7 @@ class Calls:
                 _trail(context, events.comments(payload))
             for found in events.feed(payload):
                 if found == chunks.DONE:
+                    outbox.let_end()  # some replicas end their answer a moment later: they are not cut off
                     return
                 chunk = chunks.decode(found)
                 if (failure := chunk.failure) is not None:
