@@ -355,6 +355,7 @@ class Router:
             journal=Journal(self.metrics, self.logger, *self.caches.learners(), recording=self.recording),
             open_relays=self.relays,
             names=self.names,
+            is_there=lambda pool: pages.is_there(self.registry, pool),
         )
 
     def _new_port(self, runner: web.AppRunner) -> DataPort:

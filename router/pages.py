@@ -4,7 +4,7 @@ whether a replica drains."""
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from router.core import Replica, ReplicaState
+from router.core import Pool, Replica, ReplicaState
 from router.prefix.indexer import Indexer, instances_of
 from router.replicas.registry import Registry
 from router.telemetry.metrics import Labels
@@ -71,6 +71,12 @@ def _row(router: "Router", replica: Replica) -> Mapping[str, object]:
         "knowledge": _known(router, replica),
         "adapters": router.adapters.shown(replica.id),
     }
+
+
+def is_there(registry: Registry, pool: Pool) -> bool:
+    """Is one of its replicas ready, or asleep: then whoever waits for it wakes it."""
+    there = (ReplicaState.READY, ReplicaState.ASLEEP)
+    return any(replica.pool is pool and replica.state in there for replica in registry.replicas())
 
 
 def set_draining(registry: Registry, id: str, on: bool) -> None:

@@ -5,7 +5,7 @@ Knows the order of steps and what a failure means for the next try; knows nothin
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -47,7 +47,8 @@ class ProxyLimits:
 @dataclass(eq=False, slots=True, kw_only=True)
 class Proxy:
     """Carries requests. `find` gives a model's pool and adapter, or None; `known` waits for it while some replica has
-    not yet said what it serves. What can be done at once is: most requests wait only for the end of their answer."""
+    not yet said what it serves; `is_there`: has a pool a replica worth waiting for? What can be done at once is: most
+    requests wait only for the end of their answer."""
 
     gate: Gate
     find: Find
@@ -63,6 +64,7 @@ class Proxy:
     journal: Journal
     open_relays: set[Relay]
     names: Names = field(default_factory=Names)
+    is_there: Callable[[Pool], bool] = lambda _: True
 
     def begin(self, request: Request, reply: Reply) -> Errand:
         """Serve one request: here as far as that goes without waiting, then on its own."""
@@ -119,7 +121,7 @@ class Proxy:
     async def _answer_as_named(self, request: Request, relay: Relay, passed: Pass) -> None:
         """By an alias, or a stand-in where the model that it asks for cannot be served."""
         asked = self.names.named(request)
-        models = [asked.model, *self.names.stand_ins(asked.model)]
+        models = self._worth_asking([asked.model, *self.names.stand_ins(asked.model)])
         for model in models[:-1]:
             try:
                 await self._answer(renamed(asked, model), relay, passed)
@@ -130,6 +132,12 @@ class Proxy:
             else:
                 return
         await self._answer(renamed(asked, models[-1]), relay, passed)
+
+    def _worth_asking(self, models: Sequence[str]) -> Sequence[str]:
+        """Without those that are known and away, as long as another one is there: nobody knows when they come back."""
+        found = [(model, self.find(model)) for model in models]
+        there = [(model, known) for model, known in found if known is None or self.is_there(known[0])]
+        return [model for model, _ in there] if any(known is not None for _, known in there) else models
 
     async def _answer(self, request: Request, relay: Relay, passed: Pass) -> None:
         pool, adapter = self.find(request.model) or await self._known(request)

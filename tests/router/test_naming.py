@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core import Outcome
+from router.core import Outcome, Pool
 from router.errors import ConnectionCut
 from router.naming import Names, Share, parse_names, renamed
 from tests.fakes import FakeReply, FakeUpstream, Station, specs_of, until
@@ -93,6 +93,30 @@ async def test_a_stand_in_serves_where_the_model_is_unknown() -> None:
     upstream.exchanges[0].answer(200, b"{}")
     await serving
     assert reply.status == 200
+
+
+async def test_a_model_that_is_away_is_not_waited_for_while_a_stand_in_is_there() -> None:
+    """One whose replicas are gone would be waited for until the queue's time is over. Where all are away, or the others
+    unknown, it is waited for all the same."""
+    upstream = FakeUpstream()
+    station = Station(upstream, specs_of("ab"))
+    pools = {"m": station.registry.resolve("m"), "gone": (Pool("gone"), None)}
+    station.proxy.find, away = pools.get, {"gone"}
+    station.proxy.is_there = lambda pool: pool.model not in away
+    station.proxy.names = parse_names([], ["gone=m", "m=gone,unknown"])
+    for asked in ("gone", "m"):
+        reply = FakeReply()
+        body = BODY.replace(b'"a"', b'"%b"' % asked.encode())
+        serving = asyncio.ensure_future(station.proxy.handle(make_request(model=asked, body=body), reply))
+        await until(lambda: len(upstream.exchanges) == 1)
+        assert json.loads(upstream.exchanges[0].attempt.body)["model"] == "m"
+        upstream.exchanges.pop().answer(200, b"{}")
+        await serving
+        assert reply.status == 200
+    away.add("m")
+    assert station.proxy._worth_asking(["m", "gone", "unknown"]) == ["m", "gone", "unknown"]
+    away.discard("m")
+    assert station.proxy._worth_asking(["gone", "unknown", "m"]) == ["unknown", "m"]
 
 
 async def test_a_stand_in_serves_where_every_replica_fails() -> None:

@@ -2,6 +2,7 @@
 registry and wire, and a provider on loopback."""
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -129,6 +130,41 @@ async def test_a_provider_stands_in_for_a_replica_that_cannot_be_reached(tmp_pat
     assert status == 200
     assert told["x-pointsman-replica"] == f"{url.removeprefix('http://')}/v1"
     assert json.loads(provider.bodies[0])["model"] == "gpt-9"
+
+
+async def test_a_provider_stands_in_at_once_for_a_model_all_of_whose_replicas_are_lost(tmp_path: Path) -> None:
+    """Nobody waits for their return: a request is answered long before the time that it may wait is over."""
+    provider, engine = Provider(), web.Application()
+    engine.router.add_get("/health", _well)
+    engine.router.add_get("/v1/models", _llama)
+    async with served(provider.app()) as url, contextlib.AsyncExitStack() as life:
+        replicas = (await life.enter_async_context(served(engine)), f"{url}/v1,models=gpt-9")
+        waits = {"queue_timeout_s": 500.0, "fallback": ("llama=gpt-9",)}
+        async with open_router(tmp_path, *replicas, **waits) as session:
+            await _until_listed(session, "llama")
+            await life.aclose()
+            async with asyncio.timeout(60):
+                for _ in range(3):
+                    status, _, _ = await post(session, CHAT | {"model": "llama"})
+                    assert status == 200
+    assert {json.loads(body)["model"] for body in provider.bodies} == {"gpt-9"}
+
+
+async def _well(_: web.Request) -> web.Response:
+    return web.Response()
+
+
+async def _llama(_: web.Request) -> web.Response:
+    return web.json_response({"object": "list", "data": [{"id": "llama", "object": "model"}]})
+
+
+async def _until_listed(session: aiohttp.ClientSession, model: str) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            async with session.get("/v1/models") as response:
+                if model in {each["id"] for each in (await response.json())["data"]}:
+                    return
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(("status", "told"), [(401, 502), (403, 403), (400, 400), (429, 429)])
