@@ -21,7 +21,7 @@ import pytest
 from tests.e2e.fleet import MODEL, ROOT, Fleet, free_ports, running
 from tests.proto.templates import CHATML
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPTS = Path(__file__).parent / "node"
 PAGES = ROOT / "deploy" / "examples"
@@ -59,7 +59,7 @@ def node(folder: Path, *words: str, **environment: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout

@@ -4,6 +4,7 @@ import { chromium } from "playwright-core";
 const browser = await chromium.launch({ executablePath: process.env.BROWSER, args: ["--disable-gpu"] });
 try {
   const page = await browser.newPage();
+  page.setDefaultTimeout(120_000);
   const faults = [];
   page.on("pageerror", (error) => faults.push(String(error)));
   await page.goto(process.env.PAGE);

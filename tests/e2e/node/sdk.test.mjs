@@ -77,7 +77,7 @@ test("a response is stored, streamed and followed", async () => {
   await assert.rejects(client.responses.retrieve(first.id), OpenAI.NotFoundError);
 });
 
-test("a batch of a file comes to its end", { timeout: 120_000 }, async () => {
+test("a batch of a file comes to its end", { timeout: 300_000 }, async () => {
   const lines = [0, 1, 2].map((number) =>
     JSON.stringify({ custom_id: `q${number}`, method: "POST", url: "/v1/chat/completions", body: asked }),
   );
