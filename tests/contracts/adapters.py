@@ -18,6 +18,7 @@ from router.spec import ReplicaSpec
 from router.transports.http import ClientConnection, DataPort, PortLimits
 from router.transports.web import Views, data_routes
 from router.upstream.grpc.pool import GrpcUpstream
+from router.upstream.handover import HandoverUpstream
 from router.upstream.http import HttpUpstream
 from router.upstream.merging import MergingUpstream
 from tests.contracts.answers import Answer
@@ -222,6 +223,14 @@ class MergingUpstreams:
         return self.inner.num_busy
 
 
+class HandoverUpstreams(MergingUpstreams):
+    """Pairs of replicas around HTTP, for what one replica does alone."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.inner = HttpUpstreams(clock)
+        self.upstream = cast(Any, HandoverUpstream(self.inner.upstream, lambda *_: None))
+
+
 class GrpcUpstreams:
     """`ports.Upstream` over gRPC, and replicas that it can speak to: here a message is the payload itself."""
 
@@ -258,7 +267,10 @@ over_http = pytest.mark.over_http
 # For cases of streams that go by what is said, not by HTTP's bytes: they hold for every reply.
 every_reply = pytest.mark.every_reply
 # What stands around another owes its sink the same; the rest of the cases would try the inner one twice.
-AROUND: Mapping[str, Callable[[FakeClock], HttpUpstreams]] = {"merging": cast(Any, MergingUpstreams)}
+AROUND: Mapping[str, Callable[[FakeClock], HttpUpstreams]] = {
+    "merging": cast(Any, MergingUpstreams),
+    "handover": cast(Any, HandoverUpstreams),
+}
 
 
 def chat_body(**fields: object) -> bytes:

@@ -19,6 +19,10 @@ VLLM_PARAMS = {
     "remote_host": "10.0.0.7",
     "remote_port": 5600,
     "tp_size": 1,
+    "dcp_size": 1,
+    "pp_size": 1,
+    "remote_num_tokens": 48,
+    "transfer_mode": "read",
 }
 
 
