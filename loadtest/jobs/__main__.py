@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,27 +41,22 @@ def main(words: Sequence[str] | None = None) -> int:
 
 async def _queue(num_jobs: int | None) -> None:
     most = num_jobs or 1_000_000
-    depths = [max(1000, most // 1000), *(most * part // 4 for part in (1, 2, 3, 4))]
-    async with _open_book() as (book, _):
-        costs, room = await queue.measure(book, depths, _tell)
-    first = costs[0]
-    worst = [
-        max(getattr(cost, name) / getattr(first, name) for cost in costs[1:])
-        for name in ("submit_us", "claim_us", "end_us")
-    ]
-    print(f"worst ratio to the first: submit {worst[0]:.2f}, claim {worst[1]:.2f}, end {worst[2]:.2f}")
+    depths = [most * part // 4 for part in (1, 2, 3, 4)]
+    async with _open_book() as (book, _), _open_book() as (short, _):
+        costs, room = await queue.measure(book, short, depths, _tell)
+    submit, claim, end = (max(cost.ratios[move] for cost in costs) for move in range(3))
+    print(f"worst ratio to {queue.SHORT:,} waiting: submit {submit:.2f}, claim {claim:.2f}, end {end:.2f}")
     print(
-        f"a job of {len(queue.BODY)} bytes takes {room.waiting_bytes:,.0f} bytes of memory while it waits, "
-        f"{room.ended_bytes:,.0f} once it has ended with {len(queue.RESULT)}; {room.disk_bytes:,.0f} on disk"
+        f"a job of {len(queue.BODY)} bytes takes {room.waiting_bytes:,.0f} bytes of memory and "
+        f"{room.waiting_disk_bytes:,.0f} of disk while it waits; {room.ended_bytes:,.0f} and "
+        f"{room.ended_disk_bytes:,.0f} once it has ended with {len(queue.RESULT)}"
     )
 
 
 def _tell(cost: queue.Cost) -> None:
-    print(
-        f"{cost.depth:>9,} waiting: Redis' CPU of a job: submit {cost.submit_us:.1f} us, claim {cost.claim_us:.1f} us, "
-        f"end {cost.end_us:.1f} us",
-        flush=True,
-    )
+    told = zip(("submit", "claim", "end"), astuple(cost.deep), cost.ratios, strict=True)
+    words = ", ".join(f"{move} {us:.1f} us ({ratio:.2f})" for move, us, ratio in told)
+    print(f"{cost.depth:>9,} waiting: Redis' CPU of a job: {words}", flush=True)
 
 
 async def _worker(num_jobs: int | None) -> None:

@@ -1,8 +1,8 @@
 """What a job costs in a queue that grows: to submit, to claim and to end, in Redis' memory and on its disk. Knows the
 book of jobs and Redis' own figures; runs no job.
 
-Costs are CPU time of the Redis process, whose clock others on this machine do not touch; its children (who rewrite the
-append-only file) are not counted.
+Costs are CPU time of the Redis process; its children (who rewrite the append-only file) are not counted. Another Redis
+with a short queue is measured in turn with it: what else runs on this machine makes both slower.
 """
 
 from collections.abc import Callable
@@ -20,46 +20,64 @@ RESULT = b'{"choices":[{"message":{"role":"assistant","content":"%b"}}]}' % (b"a
 # As many as a runner claims at once, and as a batch feeds.
 CLAIMED_AT_ONCE = 64
 FED_AT_ONCE = 200
-ROUNDS = 5
+ROUNDS = 7
 MEASURED_PER_ROUND = 1024
+SHORT = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """With so many waiting: microseconds of Redis' CPU for each move of one job."""
+class Moves:
+    """Microseconds of Redis' CPU for each move of one job."""
 
-    depth: int
     submit_us: float
     claim_us: float
     end_us: float
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """With so many waiting, and in the short queue at the same time."""
+
+    depth: int
+    deep: Moves
+    short: Moves
+
+    @property
+    def ratios(self) -> tuple[float, float, float]:
+        """Of submit, claim and end."""
+        deep, short = self.deep, self.short
+        return deep.submit_us / short.submit_us, deep.claim_us / short.claim_us, deep.end_us / short.end_us
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes that a job takes: waiting in memory, waiting on disk, and in memory once it has ended."""
+    """Bytes that a job takes in memory and of the append-only file: while it waits, and once it has ended and is kept
+    (of the file, with all that was written on the way, until Redis rewrites it)."""
 
     waiting_bytes: float
-    disk_bytes: float
+    waiting_disk_bytes: float
     ended_bytes: float
+    ended_disk_bytes: float
 
 
-async def measure(book: JobBook, depths: list[int], tell: Callable[[Cost], None]) -> tuple[list[Cost], Room]:
+async def measure(
+    book: JobBook, short: JobBook, depths: list[int], tell: Callable[[Cost], None]
+) -> tuple[list[Cost], Room]:
     """Fill the queue from depth to depth; `tell` hears of each. Raises LoadError where moves are lost."""
-    empty_bytes, empty_disk = await _memory(book), await _disk(book)
-    costs, filled = [], 0
+    await _fill(short, 0, SHORT)
+    # Its rewriting would count for some jobs and not for others.
+    await book.store.call("CONFIG", "SET", "auto-aof-rewrite-percentage", 0)
+    costs, filled, waiting, disk = [], 0, 0.0, 0.0
     for depth in depths:
+        before = await _memory(book), await _disk(book)
         await _fill(book, filled, depth)
         filled = depth
-        costs.append(await _cost(book, depth))
+        waiting, disk = waiting + await _memory(book) - before[0], disk + await _disk(book) - before[1]
+        costs.append(await _cost(book, short, depth))
         tell(costs[-1])
     if await book.num_waiting() != filled:
         raise LoadError("the queue does not hold what was put into it")
-    num_ended = len(depths) * ROUNDS * MEASURED_PER_ROUND
-    ended_bytes = await _ended_bytes(book)
-    waiting = await _memory(book) - empty_bytes - num_ended * ended_bytes
-    await book.store.call("CONFIG", "SET", "auto-aof-rewrite-percentage", 0)
-    disk = (await _disk(book) - empty_disk) / (filled + num_ended)
-    return costs, Room(waiting / filled, disk, ended_bytes)
+    return costs, Room(waiting / filled, disk / filled, *await _ended_bytes(book))
 
 
 async def _fill(book: JobBook, first: int, last: int) -> None:
@@ -67,10 +85,11 @@ async def _fill(book: JobBook, first: int, last: int) -> None:
         await book.submit([_job(f"j{number}") for number in range(start, min(last, start + FED_AT_ONCE))])
 
 
-async def _cost(book: JobBook, depth: int) -> Cost:
+async def _cost(book: JobBook, short: JobBook, depth: int) -> Cost:
     """Each round leaves the queue as long as it was."""
-    rounds = [await _round(book, f"d{depth}-{number}") for number in range(ROUNDS)]
-    return Cost(depth, *(median(each[move] for each in rounds) for move in range(3)))
+    rounds = [[await _round(each, f"d{depth}-{number}") for each in (book, short)] for number in range(ROUNDS)]
+    deep, other = (Moves(*(median(each[which][move] for each in rounds) for move in range(3))) for which in (0, 1))
+    return Cost(depth, deep, other)
 
 
 async def _round(book: JobBook, name: str) -> tuple[float, float, float]:
@@ -90,14 +109,13 @@ async def _round(book: JobBook, name: str) -> tuple[float, float, float]:
     return submit, claim, end
 
 
-async def _ended_bytes(book: JobBook) -> float:
-    """Of a job that has ended and is kept."""
-    before = await _memory(book)
+async def _ended_bytes(book: JobBook) -> tuple[float, float]:
+    """Of jobs that have ended and are kept: in memory, and of the file."""
+    memory, disk = await _memory(book), await _disk(book)
     await book.submit([_job(f"e{number}", priority=0) for number in range(MEASURED_PER_ROUND)])
-    claimed = await book.claim(MEASURED_PER_ROUND)
-    for each in claimed:
+    for each in await book.claim(MEASURED_PER_ROUND):
         await book.end(each, JobState.SUCCEEDED, 200, RESULT)
-    return (await _memory(book) - before) / len(claimed)
+    return (await _memory(book) - memory) / MEASURED_PER_ROUND, (await _disk(book) - disk) / MEASURED_PER_ROUND
 
 
 def _job(id: str, priority: int = 1) -> NewJob:
