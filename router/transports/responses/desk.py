@@ -22,9 +22,10 @@ from router.transports.dialects.translating import TranslatingReply
 from router.transports.leaving import Leaving, Valve
 from router.transports.responses.following import Following, sse, sse_failure
 from router.transports.responses.here import AnyArchive
+from router.transports.responses.patience import patiently
 from router.transports.responses.recent import Recent
 from router.transports.responses.replies import Held
-from router.transports.responses.runs import Begin, Runs
+from router.transports.responses.runs import CLIENT_S, Begin, Runs
 from router.transports.responses.states import SAID, Kept, ResponsesAway, UnknownPrevious, UnknownResponse
 from router.transports.responses.turn import Messages, Turn, last_of
 
@@ -132,7 +133,7 @@ class ResponseDesk:
         teller.is_stored = len(record) <= MAX_RECORD_BYTES
         if teller.is_stored:
             try:
-                await self.archive.put(turn.owner, teller.id, teller.state, record)
+                await patiently(lambda: self.archive.put(turn.owner, teller.id, teller.state, record), CLIENT_S)
             except ResponsesAway:
                 teller.is_stored = False
 

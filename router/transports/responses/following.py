@@ -15,7 +15,8 @@ import msgspec
 from router.errors import PointsmanError
 from router.ports import Clock
 from router.transports.responses.here import AnyArchive
-from router.transports.responses.states import EventsGone, ResponsesAway, Told, UnknownResponse
+from router.transports.responses.patience import patiently
+from router.transports.responses.states import EventsGone, Told, UnknownResponse
 
 POLL_S = 0.1
 HEARTBEAT_S = 15.0
@@ -55,6 +56,7 @@ class Following:
     archive: AnyArchive
     bell: Bell
     clock: Clock
+    away_s: float = AWAY_S
 
     async def open(
         self, owner: str, id: str, after: int
@@ -87,15 +89,7 @@ class Following:
                 told = _checked(await self._read(id, after), id, after)
 
     async def _read(self, id: str, after: int) -> Told:
-        """It may be away for a moment."""
-        deadline = self.clock() + AWAY_S
-        while True:
-            try:
-                return await self.archive.read(id, after)
-            except ResponsesAway:
-                if self.clock() > deadline:
-                    raise
-                await asyncio.sleep(POLL_S)
+        return await patiently(lambda: self.archive.read(id, after), self.away_s)
 
 
 def is_last(event: bytes) -> bool:

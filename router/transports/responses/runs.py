@@ -8,7 +8,7 @@ process that is gone has left is run again, if none of its answer was told, and 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,6 +24,7 @@ from router.transports.dialects.translating import TranslatingReply
 from router.transports.leaving import Leaving
 from router.transports.responses.following import Bell
 from router.transports.responses.here import AnyArchive
+from router.transports.responses.patience import patiently
 from router.transports.responses.replies import Held, Taped
 from router.transports.responses.states import Kept, Orphan, ResponsesAway, ResponseState, Work
 from router.transports.responses.tape import Tape
@@ -36,11 +37,12 @@ WATCH_S = 1.0
 MOST_DEATHS = 3
 # A stream whose client has gone ends after so long without anybody who follows it.
 UNFOLLOWED_S = 15.0
+# So long may a client wait for its last event until that is stored, where Redis was lost in the middle.
+CLIENT_S = 1.0
 # The end of one that nobody waits for is told again and again, for longer than a lease: then it is another's.
 END_AWAY_S = 20.0
 # Behind an outage, or its own start, a process takes nothing yet: who holds it may be about to renew.
 SETTLE_S = 5.0
-END_POLL_S = 0.5
 # Created, queued, in progress: nothing of the answer.
 _NUM_OPENING = 3
 _CUT = Failure("The answer was cut before its end.", "server_error", None, "server_error")
@@ -200,7 +202,6 @@ class Runs:
             run.errand.cancel()
 
     async def _end(self, run: Run, held: Held, patience_s: float) -> None:
-        """A client that waits for it waits no longer than for one try."""
         turn, teller = run.turn, run.turn.teller
         is_refused = held.status >= 400 and not held.is_stream
         if is_refused and not turn.asked.ask.background:
@@ -209,20 +210,21 @@ class Runs:
         else:
             if not teller.has_ended:
                 run.tape.add(teller.ending(_CUT))
-            teller.is_stored = await self._tell_end(run, 0.0 if run.is_attached else patience_s)
+            teller.is_stored = await self._tell_end(run, min(CLIENT_S, patience_s) if run.is_attached else patience_s)
         held.release(last_of(teller, is_stream=held.is_stream))
 
     async def _tell_end(self, run: Run, patience_s: float) -> bool:
-        teller, deadline = run.turn.teller, self.clock() + patience_s
+        teller, record = run.turn.teller, run.turn.record()
         first, events = run.ending()
-        while True:
-            try:
-                return await self.archive.end(teller.id, run.fence, teller.state, run.turn.record(), first, events)
-            except ResponsesAway as error:
-                if self.clock() >= deadline:
-                    log.warning("the end of response %s could not be stored: %s", teller.id, error.message)
-                    return False
-                await asyncio.sleep(END_POLL_S)
+
+        def end() -> Awaitable[bool]:
+            return self.archive.end(teller.id, run.fence, teller.state, record, first, events)
+
+        try:
+            return await patiently(end, patience_s)
+        except ResponsesAway as error:
+            log.warning("the end of response %s could not be stored: %s", teller.id, error.message)
+            return False
 
     async def _leave(self, run: Run, held: Held) -> None:
         """It was stopped: as another's, or because this process ends. Nobody has heard of its answer: others run it."""
