@@ -1,7 +1,8 @@
 """`python -m loadtest.admission NAME`: measures the queue. Knows the names, and how figures are printed.
 
-depth (cost and bytes of a long line), fit (a request that fits), grants (a full pool, by one router and one Redis),
-isolation and overload (in virtual time), order (several router processes), chaos (Redis comes and goes).
+depth (cost and bytes of a long line), shared (the same in Redis), fit (a request that fits), grants (a full pool, by
+one router and one Redis), isolation and overload (in virtual time), order (several router processes), chaos (Redis
+comes and goes).
 """
 
 import argparse
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import uvloop
 
-from loadtest.admission import chaos, company, depth, live, virtual
+from loadtest.admission import chaos, company, depth, live, shared, virtual
 from loadtest.errors import LoadError
 from router.admission.bands import BandTerms
 from router.core import Band
@@ -39,7 +40,14 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _depth(_: argparse.Namespace) -> None:
-    costs = [depth.measure(each) for each in depth.DEPTHS]
+    _print_costs([depth.measure(each) for each in depth.DEPTHS])
+
+
+def _shared(_: argparse.Namespace) -> None:
+    _print_costs(uvloop.run(shared.measure()))
+
+
+def _print_costs(costs: Sequence[depth.Costs]) -> None:
     for cost in costs:
         print(
             f"{cost.depth:>9,} waiting: push {cost.push_us:.2f} us, grant {cost.grant_us:.2f} us, "
@@ -112,6 +120,7 @@ def _chaos(flags: argparse.Namespace) -> None:
 
 _NAMES: Mapping[str, Callable[[argparse.Namespace], None]] = {
     "depth": _depth,
+    "shared": _shared,
     "fit": _fit,
     "grants": _grants,
     "isolation": _isolation,

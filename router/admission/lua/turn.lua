@@ -171,12 +171,19 @@ local function account(band, tokens)
   credits[band] = math.max(credits[band] - tokens, -tokens)
 end
 
--- A band's flows, read a few at a time in the order of their counters; `most` is that of the last one read.
+-- A band's flows by counter, read from Redis a few at a time; `most` is the counter of the last one read.
 local lists = {}
-local function counter_of(list, i) return changed[list[i].flow] or list[i].counter end
+local function insert(list, entry)
+  local first, last = 1, #list + 1
+  while first < last do
+    local middle = math.floor((first + last) / 2)
+    if list[middle].counter <= entry.counter then first = middle + 1 else last = middle end
+  end
+  table.insert(list, first, entry)
+end
 local function read_more(list)
   flat = redis.call('ZRANGE', list.key, list.num_read, list.num_read + 31, 'WITHSCORES')
-  for i = 1, #flat, 2 do list[#list + 1] = {flow = flat[i], counter = tonumber(flat[i + 1])} end
+  for i = 1, #flat, 2 do insert(list, {flow = flat[i], counter = changed[flat[i]] or tonumber(flat[i + 1])}) end
   list.num_read = list.num_read + #flat / 2
   list.most = #flat < 64 and math.huge or tonumber(flat[64])
 end
@@ -184,13 +191,15 @@ local function lowest(band)
   local list = lists[band] or {key = flows_key(band), num_read = 0, most = -math.huge}
   lists[band] = list
   while true do
-    local index, least
-    for i = 1, #list do
-      local counter = counter_of(list, i)
-      if not least or counter < least then index, least = i, counter end
+    local head = list[1]
+    if head and changed[head.flow] and changed[head.flow] ~= head.counter then
+      head.counter = changed[head.flow]
+      insert(list, table.remove(list, 1))
+    elseif list.most == math.huge or (head and head.counter <= list.most) then
+      return list, head
+    else
+      read_more(list)
     end
-    if list.most == math.huge or (least and least <= list.most) then return list, index, least end
-    read_more(list)
   end
 end
 local tenant_flows = {}
@@ -214,14 +223,14 @@ local left, is_stopped = tonumber(ARGV[9]), false
 while held < places and left > 0 and waiting > 0 and not is_stopped do
   local band = choose()
   if not band then break end
-  local list, index, counter = lowest(band)
-  local flow = index and list[index].flow
-  if not flow then
+  local list, head = lowest(band)
+  if not head then
     has[band] = false
   else
+    local flow, counter = head.flow, head.counter
     local popped = redis.call('ZPOPMIN', queue_key(band, flow))
     if #popped == 0 then
-      table.remove(list, index)
+      table.remove(list, 1)
       list.num_read = list.num_read - 1
       forget(band, flow)
     else

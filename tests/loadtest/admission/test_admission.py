@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from loadtest.admission import __main__ as command
-from loadtest.admission import chaos, company, depth, live, virtual
+from loadtest.admission import chaos, company, depth, live, shared, virtual
 from loadtest.admission.company import Start, check
 from router.core import Band
 
@@ -46,6 +46,14 @@ def test_costs_of_a_line_are_positive_and_its_entries_have_a_size(monkeypatch: p
     assert found.push_us > 0.0
     assert found.grant_us > 0.0
     assert found.entry_bytes > 50
+
+
+async def test_costs_of_the_line_in_redis_are_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "DEPTHS", (200, 2500))
+    monkeypatch.setattr(shared, "NUM_MEASURED_TURNS", 1)
+    found = await shared.measure()
+    assert [cost.depth for cost in found] == [200, 2500]
+    assert all(cost.push_us > 0.0 and cost.grant_us > 0.0 and cost.entry_bytes > 20 for cost in found)
 
 
 def test_a_flood_does_not_hold_up_the_quiet_tenant_and_overload_keeps_the_goodput() -> None:
