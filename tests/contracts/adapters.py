@@ -25,6 +25,7 @@ from tests.contracts.answers import Answer
 from tests.contracts.hostile import SMALL_BUFFER_BYTES, HostileReplica, Script, hostile_replica
 from tests.contracts.hostile_grpc import GrpcReplica, Verbatim, hostile_grpc_replica
 from tests.contracts.over_grpc import GrpcReplies
+from tests.contracts.over_websocket import SocketReplies
 from tests.fakes import Station, until
 from tests.router.nouns import FakeClock
 
@@ -256,7 +257,9 @@ class GrpcUpstreams:
 
 REPLIES: Mapping[str, Callable[..., HttpReplies]] = {
     "http": HttpReplies,
-    "grpc": cast(Any, GrpcReplies),  # its clients have the same words
+    # Their clients have the same words.
+    "grpc": cast(Any, GrpcReplies),
+    "websocket": cast(Any, SocketReplies),
 }
 UPSTREAMS: Mapping[str, Callable[[FakeClock], HttpUpstreams]] = {
     "http": HttpUpstreams,

@@ -24,7 +24,7 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> M
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "over_http: a contract of what replicas say over HTTP")
-    config.addinivalue_line("markers", "every_reply: a contract of streams, by what they say")
+    config.addinivalue_line("markers", "every_reply(but): a contract of streams, by what they say")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -33,7 +33,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     marks = {mark.name for mark in metafunc.definition.iter_markers()}
     pairs = [("http", upstream) for upstream in UPSTREAMS if upstream == "http" or "over_http" not in marks]
-    pairs += [(reply, "http") for reply in REPLIES if reply != "http" and "every_reply" in marks]
+    for mark in metafunc.definition.iter_markers("every_reply"):
+        pairs += [(reply, "http") for reply in REPLIES if reply not in ("http", *mark.kwargs.get("but", ()))]
     ids = [f"{reply}-{upstream}" for reply, upstream in pairs]
     metafunc.parametrize(("reply", "upstream"), pairs, ids=ids, indirect=True)
 

@@ -105,7 +105,7 @@ async def test_a_stream_that_ends_without_done_is_told_in_band(rigs: Rigs) -> No
     assert rig.station.outcomes == [Outcome.CUT_MID_STREAM]
 
 
-@every_reply
+@pytest.mark.every_reply(but=["websocket"])  # a socket tells the end when the replica has ended
 async def test_a_loss_behind_done_is_no_loss(rigs: Rigs, lose: Callable[[Call], None]) -> None:
     """The client has had its last word: an error behind it would belie a whole answer."""
     rig = await rigs.open()

@@ -3,6 +3,8 @@
 The fault: routers with one total timeout of half an hour, or none.
 """
 
+import pytest
+
 from router.core import Outcome
 from router.transports.http import PortLimits
 from tests.contracts.adapters import every_reply, over_http
@@ -42,7 +44,7 @@ async def test_a_request_is_held_until_a_replica_is_ready(rigs: Rigs) -> None:
     assert (await client.answer()).payload == b'{"id": 1}'
 
 
-@every_reply
+@pytest.mark.every_reply(but=["websocket"])  # on a socket all are streams, which have had their head by then
 async def test_a_deadline_before_the_first_byte_is_a_504(rigs: Rigs) -> None:
     rig = await rigs.open(first_byte_timeout_s=1e4)
     client = await rig.ask(stream=False)

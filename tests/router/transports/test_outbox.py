@@ -83,3 +83,16 @@ async def test_who_leaves_is_gone_once_and_not_after_the_end() -> None:
     ended.write(b"late")
     assert unheard.words == []
     assert await ended.read() is None
+
+
+async def test_what_is_let_end_is_neither_read_nor_cut_off() -> None:
+    box, heard = Outbox(), Heard()
+    box.bind(heard)
+    box.head(200, ())
+    box.write(b"x" * (MAX_UNSENT_BYTES + 1))
+    box.let_end()
+    assert heard.words == ["pause", "resume"], "the replica may say the rest"
+    box.write(b"more")
+    box.leave()
+    box.end(Outcome.OK, is_complete=True)
+    assert (box.num_unsent, await box.read(), heard.words) == (0, None, ["pause", "resume"])
