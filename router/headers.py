@@ -21,9 +21,10 @@ _KEPT_FROM_REPLICA = _HOP_BY_HOP | frozenset(
 # All that an outside provider is told.
 TO_PROVIDERS = frozenset(("accept", "authorization", "content-type", "user-agent"))
 _CREDENTIALS = frozenset(("authorization", "x-api-key", "api-key"))
-# What a provider says to whose key it is, among others.
+# Ours to say, also where a replica is another router; and what a provider says to whose key it is.
 _KEPT_FROM_CLIENT = _HOP_BY_HOP | frozenset(
-    ("server", "date", "x-request-id", "set-cookie", "openai-organization", "openai-project")
+    "server date x-request-id set-cookie openai-organization openai-project "
+    "x-pointsman-replica x-pointsman-reason x-pointsman-queue-ms".split()
 )
 _KEPT_FROM_STREAMS = frozenset(("cache-control", "x-accel-buffering"))
 # Ids that are new in every process, without asking the kernel for randomness each time.

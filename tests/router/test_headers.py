@@ -98,7 +98,9 @@ def test_the_client_hears_who_answered_and_why() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", "connection keep-alive transfer-encoding server date upgrade trailer x-request-id".split()
+    "name",
+    "connection keep-alive transfer-encoding server date upgrade trailer x-request-id set-cookie openai-organization "
+    "x-pointsman-replica x-pointsman-reason".split(),
 )
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_replicas_framing_and_names_stay_here(name: str, is_stream: bool) -> None:
