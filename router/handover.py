@@ -3,6 +3,7 @@ upstream what each of the two is sent, and the rooms how it went. Knows decision
 retry budget; knows no sockets and chooses nothing.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -12,7 +13,7 @@ import msgspec
 from router import headers
 from router.choice import Handover
 from router.core import Attempt, Decision, Demand, Lease, Outcome, Usage
-from router.errors import UpstreamError
+from router.errors import UpstreamError, UpstreamStatus
 from router.ports import Clock, PrefixIndex, Sink
 from router.relay import Relay
 from router.retries import RetryBudget
@@ -21,6 +22,8 @@ from router.telemetry.metrics import Metrics
 from router.upstream.handshakes import bootstrapped, first_body, new_room
 
 TOGETHER = "sglang"
+MOST_WORDS = 300
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -114,6 +117,8 @@ class _Pair:
 
     def failed(self, error: UpstreamError) -> bool:
         owner = self._handovers
+        # As seldom as its pauses let it be asked again.
+        log.warning("%s computed no prompt for %s: %s", self._prefill.replica.id, self._lease.replica.id, _words(error))
         owner.pause(self._prefill.replica.id, owner.clock())
         self._end_first(Outcome.UPSTREAM_FAILED, error)
         decision = self._lease.decision
@@ -162,6 +167,11 @@ class _Pair:
 
     def __repr__(self) -> str:
         return f"<Pair {self._prefill!r}, {self._lease!r}>"
+
+
+def _words(error: UpstreamError) -> str:
+    """What is wrong, in the replica's own words where it has some."""
+    return error.body.decode("utf-8", "replace")[:MOST_WORDS] if isinstance(error, UpstreamStatus) else error.message
 
 
 def _first_demand(demand: Demand) -> Demand:

@@ -157,6 +157,18 @@ async def test_without_a_retry_to_spend_the_client_is_told(halves: Halves) -> No
     assert halves.counts == {("p", "d", "failed"): 1}
 
 
+async def test_operators_are_told_why_a_prompt_was_not_computed(
+    halves: Halves, caplog: pytest.LogCaptureFixture
+) -> None:
+    halves.open()
+    reply = halves.ask()
+    (await halves.exchange(0)).answer(400, b'{"error": {"message": "this engine hands out no KV"}}')
+    (await halves.exchange(1)).answer(200, b"{}")
+    await halves.ended(reply)
+    assert [each for each in caplog.messages if each.startswith("p computed no prompt for d")]
+    assert "this engine hands out no KV" in caplog.text
+
+
 async def test_what_is_wrong_with_the_request_is_said_in_the_replicas_words(halves: Halves) -> None:
     station = halves.open(retries=0.0)
     reply = halves.ask()
