@@ -26,11 +26,16 @@ from router.transports.responses.patience import patiently
 from router.transports.responses.recent import Recent
 from router.transports.responses.replies import Held
 from router.transports.responses.runs import CLIENT_S, Begin, Runs
-from router.transports.responses.states import SAID, Kept, ResponsesAway, UnknownPrevious, UnknownResponse
+from router.transports.responses.states import (
+    MAX_RECORD_BYTES,
+    SAID,
+    Kept,
+    ResponsesAway,
+    TooLongToStore,
+    UnknownPrevious,
+    UnknownResponse,
+)
 from router.transports.responses.turn import Messages, Turn, last_of
-
-# One conversation that is longer is answered, and not stored: Redis has little time for each.
-MAX_RECORD_BYTES = 4 * 2**20
 
 
 @dataclass(eq=False, slots=True)
@@ -150,7 +155,7 @@ class ResponseDesk:
         """A stream that may go on without its client. False where it cannot be stored now."""
         try:
             run = await self.runs.start(turn, request, reply)
-        except ResponsesAway:
+        except (ResponsesAway, TooLongToStore):
             turn.teller.is_stored = False
             return False
         await run.ended()

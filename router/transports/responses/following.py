@@ -21,7 +21,7 @@ from router.transports.responses.states import EventsGone, Told, UnknownResponse
 POLL_S = 0.1
 HEARTBEAT_S = 15.0
 # Redis may be away for so long before who follows is told.
-AWAY_S = 5.0
+AWAY_S = 15.0
 _LAST = (b"response.completed", b"response.incomplete", b"response.failed")
 
 

@@ -26,7 +26,15 @@ from router.transports.responses.following import Bell
 from router.transports.responses.here import AnyArchive
 from router.transports.responses.patience import patiently
 from router.transports.responses.replies import Held, Taped
-from router.transports.responses.states import Kept, Orphan, ResponsesAway, ResponseState, Work
+from router.transports.responses.states import (
+    MAX_RECORD_BYTES,
+    Kept,
+    Orphan,
+    ResponsesAway,
+    ResponseState,
+    TooLongToStore,
+    Work,
+)
 from router.transports.responses.tape import Tape
 from router.transports.responses.turn import Turn, data_of, last_of
 
@@ -101,12 +109,15 @@ class Runs:
         self._settled_at = self.clock() + SETTLE_S
 
     async def start(self, turn: Turn, request: Request, reply: Reply | None = None) -> Run:
-        """Known before it is begun, so that whoever asks for it finds it. Raises ResponsesAway."""
+        """Known before it is begun, so that whoever asks for it finds it. Raises ResponsesAway or TooLongToStore."""
         teller, asked = turn.teller, turn.asked
         opening = teller.queue() if asked.ask.background else b""
         band = request.band if request.band is not None else Band.NORMAL
         work = msgspec.json.encode(Work(msgspec.json.encode(asked.fields).decode(), band))
-        fence = await self.archive.begin(turn.owner, teller.id, teller.state, turn.record(), work)
+        record = turn.record()
+        if len(record) > MAX_RECORD_BYTES or len(work) > MAX_RECORD_BYTES:
+            raise TooLongToStore
+        fence = await self.archive.begin(turn.owner, teller.id, teller.state, record, work)
         return self._go(turn, fence, opening, request, reply)
 
     async def cancel(self, owner: str, id: str) -> None:

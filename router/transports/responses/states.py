@@ -8,7 +8,10 @@ from typing import Any
 
 import msgspec
 
-from router.errors import InvalidRequest, PointsmanError
+from router.errors import BodyTooLarge, InvalidRequest, PointsmanError
+
+# A conversation that is longer is answered, and not stored: Redis has little time for each.
+MAX_RECORD_BYTES = 4 * 2**20
 
 
 class ResponseState(StrEnum):
@@ -91,6 +94,16 @@ class EventsGone(InvalidRequest):
     """It was not streamed, or its events are no longer kept."""
 
     code = "response_events_gone"
+
+
+class TooLongToStore(BodyTooLarge):
+    """What goes on without its client must be stored first."""
+
+    code = "response_too_long"
+
+    def __init__(self) -> None:
+        message = f"The conversation has more than {MAX_RECORD_BYTES} bytes, and cannot run in the background."
+        super().__init__(message, param="input")
 
 
 class ResponsesAway(PointsmanError):

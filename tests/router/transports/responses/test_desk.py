@@ -2,8 +2,11 @@
 
 import json
 
+import pytest
+
 from router.store import names
 from router.store.connection import Store
+from router.transports.responses import desk, runs
 from router.transports.responses.archive import Archive, KeepLimits
 from router.transports.responses.following import is_last
 from tests.contracts.hostile import DONE
@@ -168,3 +171,18 @@ async def test_a_client_is_served_to_the_end_when_redis_dies_in_the_middle_of_it
                 exchange.end()
                 last = (await reader.until_type("response.completed"))[-1]["response"]
             assert (last["store"], last["output"][0]["content"][0]["text"]) == (False, "ab")
+
+
+async def test_a_conversation_that_is_too_long_is_answered_and_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (desk, runs):
+        monkeypatch.setattr(module, "MAX_RECORD_BYTES", 5000)
+    async with open_rig() as rig:
+        text = "x" * 5000
+        asking = rig.ask(PATH, ASK | {"input": text})
+        (await rig.exchange()).answer(200, whole({"content": "one"}))
+        assert (await asking).json["store"] is False
+        streaming = rig.ask(PATH, RESUMABLE | {"input": text})
+        await answered(await rig.exchange(1), "x")
+        assert (await streaming).events[-1]["response"]["store"] is False
+        refused = await rig.fetch("POST", PATH, ASK | {"input": text, "background": True})
+        assert (refused.status, refused.json["error"]["code"]) == (413, "response_too_long")
