@@ -12,17 +12,18 @@ from dataclasses import dataclass, field
 import msgspec
 
 from router.admission.terms import asked_band, asked_deadline, terms
-from router.core import Headers, Outcome, Pool, Request
+from router.core import Headers, Pool, Request
 from router.errand import Errand, own_task
 from router.errors import InvalidRequest, MethodNotAllowed, PointsmanError
 from router.forms import model_in
-from router.headers import JSON, request_id
+from router.headers import request_id
 from router.naming import Names
 from router.openai import error_body, retry_after
 from router.ports import Clock, Reply
 from router.prefix.reader import Prompts
 from router.routing.wishes import session_of
 from router.transports.leaving import Leaving
+from router.transports.responses.desk import answer as tell
 from router.transports.tokenize import Answer, detokenize, tokenize
 
 TOKEN_ROUTES: Mapping[str, Callable[[bytes], tuple[str | None, Answer]]] = {
@@ -84,7 +85,7 @@ class EngineRoutes:
             self.refused(error.status)
             wait = retry_after(error)
             more = (*error.headers, *(() if wait is None else (("retry-after", wait),)))
-            _answer(reply, error.status, error_body(error), headers, more)
+            tell(reply, error.status, error_body(error), headers, more)
 
     async def _answer_tokens(self, path: str, headers: Headers, body: bytes, reply: Reply) -> None:
         await own_task()
@@ -96,7 +97,7 @@ class EngineRoutes:
         if found is None:
             await self._pass_on(request, reply)
         else:
-            _answer(reply, 200, msgspec.json.encode(found), headers)
+            tell(reply, 200, msgspec.json.encode(found), headers)
 
     async def _pass_on(self, request: Request, reply: Reply) -> None:
         await self.begin(request, reply).wait()
@@ -132,9 +133,3 @@ def parse_passed(texts: Iterable[str]) -> Sequence[str]:
         if not _PATTERN.fullmatch(path) or path in ("/", "/*"):
             raise ValueError(f"`{path}` is not of the form /a/path or /a/beginning/*")
     return paths
-
-
-def _answer(reply: Reply, status: int, body: bytes, headers: Headers, more: Headers = ()) -> None:
-    reply.head(status, (*JSON, *more), (("x-request-id", request_id(headers)),), len(body))
-    reply.write(body)
-    reply.end(Outcome.OK if status < 400 else Outcome.REJECTED, is_complete=True)
