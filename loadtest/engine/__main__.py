@@ -11,7 +11,7 @@ from pathlib import Path
 
 from loadtest.engine.comparison import OURS, rows_of
 from loadtest.engine.engines import contenders, export, run
-from loadtest.engine.job import Lengths, job_for
+from loadtest.engine.job import QUICK, Lengths, job_for
 from loadtest.engine.report import print_json, print_table
 from loadtest.errors import LoadError
 
@@ -33,7 +33,8 @@ def _measure(options: argparse.Namespace, scratch: Path) -> int:
     if folder.suffix == ".gguf":
         folder = scratch / "model"
         export(options.model, folder)
-    job = job_for(folder, Lengths(), options.threads, options.clock, options.rounds)
+    lengths = QUICK if options.quick else Lengths()
+    job = job_for(folder, lengths, options.threads, options.clock, options.rounds)
     figures = {}
     for contender in contenders(str(options.model), options.vllm):
         print(f"measuring {contender.label}", file=sys.stderr, flush=True)
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         "--clock", choices=("wall", "cpu"), default="wall", help="cpu, with one thread, is for machines that are busy"
     )
     parser.add_argument("--rounds", type=int, default=3, help="the best of so many counts (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="with fewer tokens: less steady")
     parser.add_argument("--format", choices=("table", "json"), default="table")
     return parser
 

@@ -71,6 +71,9 @@ class Lengths(msgspec.Struct, frozen=True):
     turn: int = 1024
 
 
+QUICK = Lengths(answer=8, decode=12, turn=512)
+
+
 def job_for(folder: Path, lengths: Lengths, threads: int, clock: Clock, num_rounds: int) -> Job:
     """With the tokenizer of a Hugging Face folder; model, dtype and quantized are each engine's own."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
