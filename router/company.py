@@ -65,10 +65,10 @@ def open_front(settings: Settings, logger: logging.Logger) -> Front:
     return Front(run, company.ready, company.models, supervisor.restart_soon)
 
 
-class NoWorker(PointsmanError):
+class Unexplained(PointsmanError):
     status = 503
     type = "service_unavailable"
-    code = "no_worker"
+    code = "unexplained"
 
 
 class RestartRefused(PointsmanError):
@@ -123,7 +123,7 @@ class Company:
         """By one worker: they know nearly the same."""
         answer = await self._supervisor.questions.explain(body, headers)
         if answer is None:
-            raise NoWorker("No worker says what it would decide; ask again.", retry_after_s=1.0)
+            raise Unexplained("No worker says what it would decide; ask again.", retry_after_s=1.0)
         return answer
 
     def middleware(self) -> Middleware:
