@@ -166,7 +166,7 @@ def test_load_tools_step_only_synchronous_cores() -> None:
 
 def test_load_tests_of_admission_know_the_queue_and_its_store_alone() -> None:
     names = {name for path in files(ADMISSION) for name in imported(tree(path)) if name.startswith("router.")}
-    assert {name.split(".")[1] for name in names} <= {"admission", "core", "errors", "store"}
+    assert {name.split(".")[1] for name in names} <= {"admission", "core", "errors", "spec", "store"}
 
 
 def test_load_tests_of_jobs_know_their_book_and_its_store_alone() -> None:

@@ -1,117 +1,21 @@
 """Turns of several routers at one Redis, of both versions and on a cluster: who gets which place, and what becomes of
 those of a router that dies, is fenced, or never hears an answer."""
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import pytest
 
-from router.admission import turns as module
 from router.admission.bands import BandTerms
 from router.admission.capacity import Room
 from router.admission.ration import KEYS, TURN
-from router.admission.turns import Mode, Turns
-from router.admission.waiters import Waiter, due_of, standing_of
+from router.admission.turns import Mode
 from router.core import Band, Standing
 from router.store import names
-from tests.router.nouns import make_demand
-from tests.router.store.servers import PROGRAMS, Server, cluster, server
+from tests.router.admission.routers import LONG_LEASE_MS, Routers
+from tests.router.store.servers import Server, server
 
-_numbers = itertools.count()
-# Longer than any test may be held up.
-LONG_LEASE_MS = 600_000
-
-
-@dataclass(eq=False)
-class Routers:
-    """Routers without engines: a grant is a place used until the test ends it. Each answer is taken in at once."""
-
-    client: Any
-    capacity: int = 8
-    tokens: int | None = None
-    terms: BandTerms = field(default_factory=lambda: BandTerms(min_shares=(0.0, 0.0, 0.0, 0.0)))
-    turns: list[Turns] = field(default_factory=list)
-    waiting: dict[Waiter[Any], Turns] = field(default_factory=dict)
-    prices: dict[Waiter[Any], int] = field(default_factory=dict)
-    running: dict[Turns, list[int]] = field(default_factory=dict)
-    granted: list[str] = field(default_factory=list)
-    model: str = field(default_factory=lambda: f"m{next(_numbers)}")
-
-    def add(self, num_routers: int = 1) -> list[Turns]:
-        added = [Turns(f"r{len(self.turns) + n}", self.terms) for n in range(num_routers)]
-        self.turns += added
-        for turns in added:
-            turns.rejoin()
-            self.turn(turns)
-        return added
-
-    @property
-    def room(self) -> Room:
-        return Room(self.capacity, self.tokens)
-
-    def turn(self, turns: Turns, *, is_lost: bool = False) -> None:
-        answer = self.ask(turns)
-        if is_lost:
-            turns.lose()
-            turns.rejoin()
-            return
-        for waiter in turns.apply(answer, 0.0, 0.0):
-            turns.leave(waiter)
-            if waiter in self.waiting:
-                del self.waiting[waiter]
-                waiter.has_left = True
-                self.start(turns, self.prices[waiter])
-                self.granted.append(waiter.demand.request.id)
-
-    def ask(self, turns: Turns, now: float = 0.0) -> Any:
-        prefix = names.pool(self.model)
-        keys = [*(prefix + name for name in KEYS), prefix]
-        return self.client.eval(TURN.text, len(keys), *keys, *turns.compose(now, self.room))
-
-    def start(self, turns: Turns, num_tokens: int) -> None:
-        turns.take(num_tokens)
-        self.running.setdefault(turns, []).append(num_tokens)
-
-    def end_all(self, turns: Turns) -> None:
-        while turns.used:
-            turns.give(self.running[turns].pop())
-
-    def all_turn(self, times: int = 2) -> None:
-        for _ in range(times):
-            for turns in self.turns:
-                self.turn(turns)
-
-    def join(self, turns: Turns, id: str, tokens: float = 100.0, **fields: Any) -> Waiter[Any]:
-        demand = make_demand(id, **fields)
-        waiter: Waiter[Any] = Waiter(demand, None, standing_of(demand), 0.0, due_of(demand), next(_numbers))
-        self.waiting[waiter], self.prices[waiter] = turns, round(tokens)
-        turns.join(waiter, tokens)
-        return waiter
-
-    @property
-    def num_used(self) -> int:
-        return sum(turns.used for turns in self.turns)
-
-    def row(self, turns: Turns) -> str:
-        return str((self.client.hget(names.pool(self.model) + "routers", turns.router) or b"").decode())
-
-
-@pytest.fixture(autouse=True)
-def long_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEASE_MS", LONG_LEASE_MS)
-
-
-@pytest.fixture(scope="module", params=[*sorted(PROGRAMS), "cluster"])
-def client(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if request.param == "cluster":
-        with cluster("8.2") as (_, client):
-            yield client
-    else:
-        with server(request.param) as running:
-            yield running.client
+pytestmark = pytest.mark.usefixtures("long_lease")
 
 
 def test_places_that_nobody_waits_for_are_held_in_slices_and_never_more_than_there_are(client: Any) -> None:
@@ -253,7 +157,7 @@ def test_work_of_a_router_that_dies_is_dropped_and_its_places_reclaimed_when_its
         routers.join(alive, str(number), arrived=1.0 + number)
     routers.turn(alive)
     assert "2" not in routers.granted
-    _age(routers, dead, LONG_LEASE_MS + 1)
+    routers.age(dead, LONG_LEASE_MS + 1)
     routers.turn(alive)
     alive.used = 0
     routers.turn(alive)
@@ -264,12 +168,6 @@ def test_work_of_a_router_that_dies_is_dropped_and_its_places_reclaimed_when_its
     dead.used = 0
     routers.turn(dead)
     assert dead.mode is not Mode.JOINING
-
-
-def _age(routers: Routers, turns: Turns, by_ms: int) -> None:
-    epoch, held, seen, *rest = routers.row(turns).split(",")
-    aged = ",".join([epoch, held, str(int(seen) - by_ms), *rest])
-    routers.client.hset(names.pool(routers.model) + "routers", turns.router, aged)
 
 
 def test_an_answer_that_never_came_loses_no_waiter_and_no_place(client: Any) -> None:
@@ -316,160 +214,6 @@ def test_a_grant_for_another_router_waits_for_its_next_turn_and_counts_meanwhile
     assert not one.used
 
 
-def test_a_place_has_a_price_in_tokens_and_no_more_are_given_than_there_are(client: Any) -> None:
-    routers = Routers(client, capacity=100, tokens=250)
-    one, other = routers.add(2)
-    for number, turns in enumerate((one, one, other, other)):
-        routers.join(turns, str(number), arrived=number * 1e-3, tokens=100.0)
-    routers.all_turn(3)
-    assert routers.granted == ["0", "1"]
-    one.give(100)
-    routers.all_turn(2)
-    assert routers.granted == ["0", "1", "2"]
-
-
-def test_a_request_of_more_tokens_than_there_are_waits_until_it_can_run_alone_and_nobody_passes_it(client: Any) -> None:
-    routers = Routers(client, capacity=100, tokens=250)
-    one, other = routers.add(2)
-    routers.join(one, "holder", tokens=10.0)
-    routers.turn(one)
-    routers.join(other, "giant", arrived=1.0, tokens=1000.0)
-    routers.turn(other)
-    routers.join(one, "small", arrived=2.0, tokens=10.0)
-    routers.all_turn(3)
-    assert routers.granted == ["holder"]
-    one.give(10)
-    routers.all_turn(3)
-    assert routers.granted == ["holder", "giant"]
-    other.give(1000)
-    routers.all_turn(3)
-    assert routers.granted == ["holder", "giant", "small"]
-
-
-def test_a_slice_leases_tokens_with_its_places_and_one_request_may_overdraw_it(client: Any) -> None:
-    routers = Routers(client, capacity=100, tokens=1000)
-    one, other = routers.add(2)
-    for _ in range(10):
-        for turns in (one, other):
-            if turns.may_start:
-                turns.take(30)
-        routers.all_turn(1)
-    assert one.held_tokens + other.held_tokens <= 1000
-    assert one.held > one.used
-    while one.may_start:
-        one.take(90)
-    assert one.used < one.held
-    assert 0 <= one.used_tokens - one.held_tokens < 90
-    assert one.is_short, "more are asked for"
-
-
-def test_nobody_of_a_flow_starts_before_an_earlier_one_whose_grant_is_on_its_way(client: Any) -> None:
-    routers = Routers(client, capacity=2)
-    one, other = routers.add(2)
-    for turns in (one, other):
-        routers.join(turns, "holder")
-        routers.turn(turns)
-    routers.all_turn(2)
-    routers.join(other, "first", arrived=1.0)
-    routers.turn(other)
-    routers.join(one, "later", arrived=1.2)
-    routers.turn(one)
-    one.used = other.used = 0
-    routers.turn(other)
-    for _ in range(3):
-        routers.turn(one)
-        assert routers.granted[2:] == ["first"], "the other has it, but has not said that it was placed"
-    routers.turn(other)
-    routers.turn(one)
-    assert routers.granted[2:] == ["first", "later"]
-
-
-@pytest.mark.parametrize(
-    ("later", "is_claimed"),
-    [
-        pytest.param({"arrived": 1.04}, True, id="within the tolerance"),
-        pytest.param({"arrived": 1.2, "standing": Standing(tenant="the other")}, True, id="of another flow"),
-        pytest.param({"arrived": 1.2}, False, id="when the time to claim is over"),
-    ],
-)
-def test_a_grant_on_its_way_holds_up_no_others(
-    client: Any, later: dict[str, Any], is_claimed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "CLAIM_MS", LONG_LEASE_MS if is_claimed else 0)
-    routers = Routers(client, capacity=2)
-    one, other = routers.add(2)
-    for turns in (one, other):
-        routers.join(turns, "holder", standing=Standing(tenant="holders"))
-        routers.turn(turns)
-    routers.all_turn(2)
-    routers.join(other, "first", arrived=1.0)
-    routers.turn(other)
-    routers.join(one, "later", **later)
-    routers.turn(one)
-    one.used = other.used = 0
-    routers.turn(other)
-    assert routers.granted[2:] == ["first"]
-    routers.turn(one)
-    assert routers.granted[2:] == ["first", "later"]
-
-
-def test_routers_whose_clocks_differ_by_hours_keep_one_order(client: Any) -> None:
-    routers = Routers(client, capacity=1)
-    one, other = routers.add(2)
-    routers.join(one, "holder")
-    routers.turn(one)
-    ahead_s = 7200.0
-    other.apply(routers.ask(other, ahead_s), ahead_s, ahead_s)
-    routers.join(other, "first", arrived=ahead_s + 1.0, deadline=ahead_s + 60.0)
-    routers.join(one, "second", arrived=2.0, deadline=60.0)
-    routers.join(other, "third", arrived=ahead_s + 3.0, deadline=ahead_s + 60.0)
-    for _ in range(8):
-        for waiter in other.apply(routers.ask(other, ahead_s), ahead_s, ahead_s):
-            other.leave(waiter)
-            del routers.waiting[waiter]
-            routers.granted.append(waiter.demand.request.id)
-        routers.turn(one)
-        one.used = other.used = 0
-    assert routers.granted == ["holder", "first", "second", "third"]
-
-
-def test_of_all_answers_that_which_took_least_tells_the_clock_until_it_is_set() -> None:
-    turns = Turns("r", BandTerms())
-
-    def see(unix_ms: int, asked_at: float, now: float) -> float:
-        turns.apply([1, 0, 0, 0, 1, 1, 0, unix_ms], asked_at, now)
-        assert turns._sight is not None
-        return turns._sight.offset_s
-
-    assert see(1_000_000, 0.0, 0.2) == pytest.approx(999.9)
-    assert see(1_001_000, 1.0, 1.01) == pytest.approx(1000.0, abs=0.01)
-    quick = see(1_002_000, 2.0, 2.001)
-    assert see(1_003_070, 3.0, 3.1) == quick
-    assert see(9_004_000, 4.0, 4.1) == pytest.approx(9000.0, abs=0.1), "it was set"
-
-
-def test_a_clock_of_redis_that_is_set_back_keeps_no_dead_router_alive(client: Any) -> None:
-    routers = Routers(client)
-    dead, alive = routers.add(2)
-    _age(routers, dead, -3_600_000)
-    now_s = client.time()[0]
-    routers.turn(alive)
-    assert int(routers.row(dead).split(",")[2]) <= (now_s + 60) * 1000
-
-
-def test_alone_a_router_goes_by_its_part_of_what_there_was() -> None:
-    turns = Turns("r", BandTerms(), num_routers=3, room=Room(7, 90))
-    started = 0
-    while turns.may_start:
-        turns.take(20)
-        started += 1
-    assert started == 2, "two of them are over a third of the tokens"
-    small = Turns("r", BandTerms(), num_routers=3, room=Room(7, 90))
-    for expected in (True, True, True, False):
-        assert small.may_start is expected
-        small.take(1)
-
-
 def test_what_is_put_off_asks_again_later_with_its_old_due(client: Any) -> None:
     routers = Routers(client, capacity=1)
     (only,) = routers.add(1)
@@ -491,7 +235,7 @@ def test_once_nobody_waits_the_keys_of_the_line_are_gone(client: Any) -> None:
         routers.join(one, str(number), standing=Standing(tenant=f"t{number}", flow="f" if number % 2 else ""))
         routers.join(dead, str(number), standing=Standing(tenant=f"dead{number}"))
     routers.all_turn(2)
-    _age(routers, dead, LONG_LEASE_MS + 1)
+    routers.age(dead, LONG_LEASE_MS + 1)
     for _ in range(60):
         one.used = 0
         routers.turn(one)
