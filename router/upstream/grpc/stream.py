@@ -108,7 +108,10 @@ class Stream:
 
     def _messages(self, payload: bytes) -> list[bytes]:
         """Those that this payload completes."""
-        data = payload
+        data, end = payload, len(payload)
+        is_whole = payload[:1] == b"\0" and int.from_bytes(payload[1:PREFIX_BYTES], "big") == end - PREFIX_BYTES
+        if is_whole and not self._part:  # as most are
+            return [payload[PREFIX_BYTES:]]
         if self._part:
             self._part += payload  # a long message comes in thousands of pieces
             if len(self._part) < self._num_needed:
