@@ -175,9 +175,9 @@ class Replica:
     they share counted once, of which `shared_tokens(prompt)` are a prompt's own; `awaited_tokens` of output are
     expected. `sibling_*` are the same of the other workers on this host; `foreign_*` is what its last report shows
     beyond what we and they sent; `foreign_context_tokens` is what all others hold beyond ours, and `context_tokens` has
-    it too. `step` is learned, and so are `kv_capacity_tokens`, None while nobody has said it, and
-    `adapter_load_s`; `resident_adapters` are those that need no loading, as far as we know, and `num_free_adapter_slots`
-    hold none that is at work: below 0, so many adapters wait for one.
+    it too. `step` is learned, and so are `kv_capacity_tokens`, None while nobody has said it, and `adapter_load_s`.
+    `resident_adapters` are those that need no loading, as far as we know, and `num_free_adapter_slots` hold none that
+    is at work: below 0, so many adapters wait for one.
     """
 
     spec: ReplicaSpec

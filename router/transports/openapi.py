@@ -95,7 +95,9 @@ ADMIN = (
     Operation("GET", "/admin/webhooks", "Webhooks that could not be delivered"),
     Operation("POST", "/admin/webhooks/{id}/replay", "Deliver one again"),
     Operation("GET", "/admin/webhooks/secrets", "Which secrets sign webhooks, without them"),
-    Operation("POST", "/admin/webhooks/secrets", "A new one, told once; older ones sign beside it for a while", AnyBody),
+    Operation(
+        "POST", "/admin/webhooks/secrets", "A new one, told once; older ones sign beside it for a while", AnyBody
+    ),
     Operation("GET", "/admin/prefix", "All that is known of caches, for a router that begins", answer=_PACKED),
     Operation("POST", "/register", "Listen to an engine's cache events", Registration),
     Operation("POST", "/unregister", "Listen no more", Removal),

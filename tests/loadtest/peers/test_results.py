@@ -7,7 +7,8 @@ from loadtest.peers.results import Figures, as_json, figures_of, ratios
 from tests.loadtest.peers.points import point, visit
 
 NGINX = Row("nginx", "nginx")
-DIRECT = {name: point(total_us=20.0, first_us=40.0) for name in ("500b", "8k", "64k", "single", "ttft", "events", "in_step")}
+POINTS = ("500b", "8k", "64k", "single", "ttft", "events", "in_step")
+DIRECT = {name: point(total_us=20.0, first_us=40.0) for name in POINTS}
 
 
 def test_figures_are_medians_over_the_rounds() -> None:

@@ -4,8 +4,6 @@ import asyncio
 import random
 import time
 
-import pytest
-
 from router.core import Lease, Outcome, Pool, Replica
 from router.errors import ConnectionCut
 from router.replicas.registry import Registry

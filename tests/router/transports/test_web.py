@@ -7,7 +7,7 @@ from aiohttp import web
 
 from router.errors import PointsmanError
 from router.transports.web import UnknownReplica, Views, admin_routes, data_routes
-from tests.contracts.adapters import Answer
+from tests.contracts.answers import Answer
 from tests.router.transports.conftest import OpenPorts
 from tests.router.transports.port import OpenPort, get, post
 

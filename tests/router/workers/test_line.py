@@ -30,7 +30,13 @@ FROM_FEED: list[Message] = [
     Delta(2, [SIGHTING], ["b:1"], []),
     Dispatches([("a:1", bytes(range(16))), ("b:1", b"")]),
 ]
-TO_FEED: list[Message] = [Hello(4), Suspect("a:1"), Cooled("a:1", 12.5), Relist("a:1"), Dispatches([("a:1", b"12345678")])]
+TO_FEED: list[Message] = [
+    Hello(4),
+    Suspect("a:1"),
+    Cooled("a:1", 12.5),
+    Relist("a:1"),
+    Dispatches([("a:1", b"12345678")]),
+]
 
 
 def test_frames_split_at_every_byte_are_the_same_messages() -> None:
