@@ -3,8 +3,8 @@
    Knows one layout of a matrix, made by coded.py, and AVX-512 with VNNI. Must not know files, formats or layers.
 
    weight = code * scale + minimum, for each group of 32 along a row. Codes are small whole numbers, so a group of
-   inputs is made whole as well: 24 bits below its largest, in three planes of signed bytes. Its product with the codes
-   is then exact in integers, and only the sum over groups is in float32, as it would be for any matrix.
+   inputs is made whole as well: its largest becomes 2^22, in three planes of signed bytes. Its product with the codes is
+   then exact in integers, and only the sum over groups is in float32, as it would be for any matrix.
 
    Layout: 16 rows of the matrix side by side make a block; for each block, for each group: the codes, four of a row
    lying together (eight such quads; in four bits, a byte holds the quads 2j and 2j + 1), then 16 scales and 16 minima in

@@ -39,9 +39,9 @@ def compiled(source: str, name: str, argtypes: tuple[Any, ...]) -> Function | No
         return None
     try:
         function = getattr(ctypes.CDLL(str(_library(compiler, Path(__file__).with_name(source)))), name)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        log.info("%s cannot be compiled here, PyTorch does its work: %s", source, said.strip().splitlines()[0])
+    except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip()
+        log.info("%s cannot be compiled here, PyTorch does its work: %s", source, said.partition("\n")[0])
         return None
     function.argtypes = argtypes
     function.restype = ctypes.c_int

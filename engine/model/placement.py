@@ -47,10 +47,11 @@ def dtype_named(name: str, device: torch.device) -> torch.dtype:
 
 
 def quantized_named(name: str, dtype: torch.dtype, device: torch.device) -> Quantized:
-    """`auto` keeps them on a cpu in float32, where that is the fastest for any batch. Raises PlacementError for what no
-    kernel does."""
+    """`auto` keeps them on a cpu in float32 by our own kernel: that is the fastest for any batch. Raises PlacementError
+    for what no kernel does."""
     if name == "auto":
-        return Quantized.KEEP if device.type == "cpu" and dtype == torch.float32 else Quantized.WIDEN
+        is_fastest = device.type == "cpu" and dtype == torch.float32 and coded_kernel() is not None
+        return Quantized.KEEP if is_fastest else Quantized.WIDEN
     quantized = Quantized(name)
     if quantized is not Quantized.WIDEN and device.type != "cpu":
         raise PlacementError(f"quantized weights are kept ({name}) on a cpu alone, not on {device}")

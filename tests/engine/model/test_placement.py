@@ -37,7 +37,8 @@ def test_the_number_of_threads_is_set_for_all() -> None:
     use_threads(before)
 
 
-def test_quantized_weights_are_kept_where_that_is_fastest() -> None:
+def test_quantized_weights_are_kept_where_that_is_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.model.placement.coded_kernel", lambda: min)
     assert quantized_named("auto", torch.float32, CPU) is Quantized.KEEP
     assert quantized_named("auto", torch.bfloat16, CPU) is Quantized.WIDEN
     assert quantized_named("auto", torch.float32, CUDA) is Quantized.WIDEN
@@ -47,6 +48,7 @@ def test_quantized_weights_are_kept_where_that_is_fastest() -> None:
 def test_keeping_quantized_weights_needs_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.model.placement.coded_kernel", lambda: None)
     assert quantized_named("keep", torch.bfloat16, CPU) is Quantized.KEEP
+    assert quantized_named("auto", torch.float32, CPU) is Quantized.WIDEN
     with pytest.raises(PlacementError, match=r"\(keep\) in bfloat16, or by a kernel"):
         quantized_named("keep", torch.float32, CPU)
     with pytest.raises(PlacementError, match="on a cpu alone"):
