@@ -31,7 +31,7 @@ LOOK_S = 1.0
 # After a failure it is told again, then after twice as long each time.
 FIRST_RETRY_S, MOST_RETRY_S = 2.0, 60.0
 # What it has been told to load should soon be in its list.
-LIST_TIMEOUT_S, LIST_POLL_S = 5.0, 0.01
+LIST_TIMEOUT_S, LIST_POLL_S = 20.0, 0.01
 log = logging.getLogger(__name__)
 
 
@@ -90,6 +90,7 @@ class Rollout:
     leads: Callable[[], bool] = lambda: True
     on_relist: Callable[[Member], None] = Member.relist_soon
     order_timeout_s: float = ORDER_TIMEOUT_S
+    list_timeout_s: float = LIST_TIMEOUT_S
     _progress: dict[tuple[str, str], _Progress] = field(default_factory=dict, init=False)
     _running: "dict[tuple[str, str], asyncio.Task[None]]" = field(default_factory=dict, init=False)
     _group: asyncio.TaskGroup | None = field(default=None, init=False)
@@ -273,7 +274,7 @@ class Rollout:
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         try:
-            async with asyncio.timeout(LIST_TIMEOUT_S):
+            async with asyncio.timeout(self.list_timeout_s):
                 while not holds():  # noqa: ASYNC110  (lists come from the watch, which tells many)
                     await asyncio.sleep(LIST_POLL_S)
         except TimeoutError:

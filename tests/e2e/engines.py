@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from engine.fetch import fetch
 from tests.e2e.fleet import MODEL, ROOT, free_ports, wait_until
 
-START_S = 120.0
+START_S = 240.0
 
 
 @dataclass(eq=False, slots=True)

@@ -83,7 +83,7 @@ class Yard:
         self.engines = engines
         self.listener = Listener()
         self.registry: Registry = make_registry(self.listener, Fleet(*engines), models_interval_s=3600.0)
-        self.rollout = Rollout(self.registry.members, WantedBook(store), self.registry.clock)
+        self.rollout = Rollout(self.registry.members, WantedBook(store), self.registry.clock, list_timeout_s=120.0)
 
     def adapters_of(self, engine: LoraEngine) -> frozenset[str]:
         """As the registry knows them."""
