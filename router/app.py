@@ -34,6 +34,7 @@ from router.listening import (
     open_admin,
     open_grpc,
     open_names,
+    open_passed,
 )
 from router.outgoing import open_handovers, open_upstream, with_handovers, with_merging
 from router.placement import Placement
@@ -84,7 +85,7 @@ class Router:
         self.commons = Commons(settings)
         self.keyring = self.commons.keyring
         self.gate = self._new_gate()
-        self.names = open_names(settings)
+        self.names, self.passed = open_names(settings), open_passed(settings)
         self.relays: set[Relay] = set()
         self.index = BlockIndex(settings.index_bytes)
         self.prompts = Prompts(cache_bytes=settings.token_cache_bytes)

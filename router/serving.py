@@ -12,7 +12,6 @@ from router.admission.terms import terms
 from router.core import Headers, Pool
 from router.explaining import add_explain_route, explainer
 from router.jobs.pages import add_job_routes, add_operator_routes
-from router.listening import open_passed
 from router.transports import openapi
 from router.transports.engine_routes import EngineRoutes
 from router.transports.indexer import add_indexer_routes
@@ -32,8 +31,7 @@ def data_pages(router: "Router") -> web.Application:
     if router.backlog is not None:
         add_job_routes(app, router.backlog.pages)
     besides = [(each.method, each.path) for each in openapi.INFERENCE]
-    passed = open_passed(router.settings)
-    openapi.add_openapi_route(app, openapi.DATA, version("pointsman"), besides, passed)
+    openapi.add_openapi_route(app, openapi.DATA, version("pointsman"), besides, router.passed)
     return app
 
 
@@ -50,7 +48,7 @@ def admin_pages(router: "Router") -> web.Application:
 
 
 def engine_routes(router: "Router", data: web.Application) -> EngineRoutes:
-    """Besides `data`'s pages. Raises ConfigError."""
+    """Besides `data`'s pages."""
 
     def admit(headers: Headers, model: str) -> None:
         callers = router.keyring.callers
@@ -70,7 +68,7 @@ def engine_routes(router: "Router", data: web.Application) -> EngineRoutes:
         clock=time.monotonic,
         timeout_s=router.settings.request_timeout_s,
         refused=router.refused,
-        passed=open_passed(router.settings),
+        passed=router.passed,
         ours=paths_of(data),
     )
 

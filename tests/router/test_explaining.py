@@ -1,3 +1,4 @@
+import asyncio
 import json
 import re
 from types import SimpleNamespace
@@ -9,10 +10,14 @@ from aiohttp import web
 
 from router import admin
 from router.choice import Explanation
+from router.company import Company
 from router.config import Settings
 from router.core import Outcome, Pool, Prompt, Request
+from router.errors import PointsmanError
 from router.explaining import add_explain_route, explainer, shown
 from router.transports.web import openai_errors
+from router.workers.frames import Explain, Explained
+from router.workers.questions import Question, Questions
 from tests.router.nouns import make_demand, make_prompt
 from tests.router.served import served
 from tests.router.test_placement import Fleet, chat
@@ -123,6 +128,24 @@ async def test_the_command_names_the_unit(policy: str, names: list[str], capsys:
     _, head, *rows = capsys.readouterr().out.splitlines()
     assert [name for name in re.split(" {2,}", head.strip()) if name in names] == names
     assert len(rows) == 2
+
+
+async def test_of_several_workers_one_is_asked_and_none_is_said_to_be_silent() -> None:
+    told: list[Question] = []
+
+    def answer(question: Question) -> bool:
+        told.append(question)
+        asyncio.get_running_loop().call_soon(questions.heard, Explained(0, 404, b'{"error": {}}'))
+        return True
+
+    questions = Questions(answer)
+    company: Any = SimpleNamespace(questions=questions)
+    nobody: Any = None
+    assert await Company(company, nobody).explain(BODY, (("a", "b"),)) == (404, b'{"error": {}}')
+    assert told == [Explain(0, BODY, (("a", "b"),))]
+    company.questions = Questions(lambda _: False)
+    with pytest.raises(PointsmanError, match="No worker says"):
+        await Company(company, nobody).explain(BODY, ())
 
 
 async def test_the_command_shows_a_line_for_each_replica(capsys: pytest.CaptureFixture[str]) -> None:

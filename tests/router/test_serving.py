@@ -82,7 +82,6 @@ def test_every_route_of_the_admin_port_is_described_and_every_described_one_is_t
     assert described == one | several
 
 
-def test_a_wrong_path_to_pass_on_is_said(router: Router) -> None:
-    wrong = Router(Settings(pass_through=("v1",), state_dir=router.settings.state_dir), logging.getLogger("tests"))
+def test_a_wrong_path_to_pass_on_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`pass_through` is wrong: `v1`"):
-        serving.data_pages(wrong)
+        Router(Settings(pass_through=("v1",), state_dir=str(tmp_path)), logging.getLogger("tests.serving"))
