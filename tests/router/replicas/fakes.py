@@ -16,7 +16,7 @@ from router.replicas.member import Member
 from router.replicas.registry import Registry
 from router.spec import ReplicaSpec
 
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 
 
 class Wakes:
