@@ -29,7 +29,7 @@ from router.telemetry.metrics import Metrics
 from tests.router.nouns import FakeClock, make_prompt
 from tests.router.replicas.fakes import Fleet, make_identity
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 EVENT_STREAM: Headers = (("content-type", "text/event-stream; charset=utf-8"),)
 JSON: Headers = (("content-type", "application/json"),)
 
