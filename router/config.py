@@ -248,7 +248,11 @@ def _listed(value: object) -> list[object]:
 def _replica_text(item: object) -> str:
     """A TOML table `{url = ..., tokenizer = ...}` and the flag's text are the same thing."""
     if isinstance(item, dict):
-        options = [f"{key}={value}" for key, value in item.items() if key != "url"]
+        options = [
+            f"{key}={'+'.join(map(str, value)) if isinstance(value, list) else value}"
+            for key, value in item.items()
+            if key != "url"
+        ]
         return ",".join([str(item.get("url", "")), *options])
     return _string(item)
 

@@ -46,6 +46,7 @@ INFERENCE = (
     Operation("POST", "/tokenize", "A text's or a chat's tokens, as vLLM has it", TokenizeBody),
     Operation("POST", "/detokenize", "Tokens as text, as vLLM has it", DetokenizeBody),
     Operation("GET", "/v1/chat/ws", "A WebSocket for many requests and conversations", answer="text/plain"),
+    Operation("GET", "/v1/responses", "A WebSocket: OpenAI's mode of Responses for it", answer="text/plain"),
 )
 DATA = (
     *INFERENCE,

@@ -63,6 +63,11 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(tmp_pat
     assert settings == replace(Settings(), **wanted)
 
 
+def test_an_outside_providers_models_are_a_list_in_a_file(tmp_path: Path) -> None:
+    toml = 'replica = [{url = "https://a/v1", api_key = "k", models = ["one", "org/two"]}]'
+    assert load(tmp_path, toml=toml).replica == ("https://a/v1,api_key=k,models=one+org/two",)
+
+
 def test_a_switch_can_be_flagged_off(tmp_path: Path) -> None:
     toml = "forward_authorization = true"
     assert not load(tmp_path, ["--no-forward-authorization"], toml=toml).forward_authorization
