@@ -21,6 +21,12 @@ def test_an_idle_model_does_not_hide_a_saturated_one() -> None:
     assert capacity.of("unknown", replicas) == Room(0)
 
 
+def test_tokens_are_those_of_all_caches_and_a_little_more_and_unknown_where_one_has_not_said() -> None:
+    known, other = replica("a", kv_capacity_tokens=8000), replica("b", kv_capacity_tokens=4000)
+    assert Capacity(10).of("m", [known, other]) == Room(20, 15_000)
+    assert Capacity(10).of("m", [known, other, replica("c")]) == Room(30, None)
+
+
 def test_a_replica_that_keeps_requests_waiting_is_full_at_what_it_runs_and_a_little_more() -> None:
     capacity, full = Capacity(256), replica("a")
     for at in (1.0, 2.0):
