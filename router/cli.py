@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command; the exit status is 0, 1 for a failure, or 2 for wrong usage."""
     # `up` starts engines from a process that may speak gRPC: it would meddle with that, and say so in their logs.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a port that closes is no news
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["engine"]:
         _exec_engine(words[1:])
