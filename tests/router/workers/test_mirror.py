@@ -146,6 +146,16 @@ def test_what_a_new_feed_has_not_looked_at_yet_stands_as_it_was(rig: Rig) -> Non
     assert rig.mirror.is_settled
 
 
+def test_what_others_hold_there_is_found_by_each_worker_for_itself(rig: Rig) -> None:
+    identity = make_identity("m", block_size=10, num_blocks=100)
+    busy = Load(at=1.0, running=3, waiting=0, kv_used_ratio=0.5)
+    rig.mirror.apply(Snapshot(1, [sighting(identity=identity, load=busy, foreign_requests=3)], []))
+    replica = rig.replica("a")
+    assert (replica.foreign_context_tokens, replica.context_tokens) == (500, 500)
+    rig.mirror.apply(Delta(2, [sighting(identity=identity, load=None)], [], []))
+    assert (replica.foreign_requests, replica.foreign_context_tokens, replica.context_tokens) == (0, 0, 0)
+
+
 def test_each_loss_is_heard_once(rig: Rig) -> None:
     rig.mirror.apply(Snapshot(1, [sighting(lost_at=5.0)], []))
     rig.mirror.apply(Delta(2, [sighting(lost_at=5.0, foreign_requests=1)], [], []))
