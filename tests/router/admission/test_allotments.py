@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from router.admission import allotments as module
 from router.admission.accounts import Account
 from router.admission.allotments import Allotments
 from router.admission.callers import Callers
@@ -88,7 +87,9 @@ async def routers(url: str, number: int = 4, **limits: Any) -> AsyncIterator[Rou
 
 async def test_a_rate_is_the_same_however_many_routers_it_is_spent_at(redis: Server) -> None:
     async with routers(redis.url, requests_per_minute=20, is_strict=True) as four:
-        assert await four.num_let_in(100) == 20
+        began = time.monotonic()
+        num_let_in = await four.num_let_in(100)
+        assert 20 <= num_let_in <= 21 + 20 * (time.monotonic() - began) / 60
         with pytest.raises(RateLimited) as refused:
             await four.enter(0)
         assert 1.0 <= (refused.value.retry_after_s or 0.0) <= 60.0
@@ -98,13 +99,13 @@ async def test_a_rate_is_the_same_however_many_routers_it_is_spent_at(redis: Ser
 
 async def test_at_once_at_all_routers_no_more_get_in_than_one_after_the_other(redis: Server) -> None:
     async with routers(redis.url, requests_per_minute=30, is_strict=True) as four:
+        began = time.monotonic()
         ends = await asyncio.gather(*(four.enter(n) for n in range(200)), return_exceptions=True)
-        assert sum(isinstance(end, Pass) for end in ends) == 30
+        num_let_in = sum(isinstance(end, Pass) for end in ends)
+        assert 30 <= num_let_in <= 31 + 30 * (time.monotonic() - began) / 60
 
 
-async def test_concurrency_is_counted_over_all_routers_and_comes_back(
-    redis: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_concurrency_is_counted_over_all_routers_and_comes_back(redis: Server) -> None:
     async with routers(redis.url, concurrent_requests=5) as four:
         passes = [await four.enter(n) for n in range(5)]
         for number in range(4):
@@ -112,8 +113,13 @@ async def test_concurrency_is_counted_over_all_routers_and_comes_back(
                 await four.enter(number)
         for number, passed in enumerate(passes):
             four.leave(number, passed)
-        await asyncio.sleep(4 * module.RETURN_S)
-        assert await four.num_let_in(20) == 5
+        num_let_in = 0
+        async with asyncio.timeout(30.0):
+            while num_let_in < 5:
+                num_let_in += await four.num_let_in(20)
+                await asyncio.sleep(0.01)
+        assert num_let_in == 5
+        assert await four.num_let_in(20) == 0
 
 
 async def test_a_budget_is_one_over_all_routers_and_what_was_not_used_is_given_back(redis: Server) -> None:
@@ -141,7 +147,9 @@ async def test_answers_longer_than_expected_count_in_full(redis: Server) -> None
 async def test_without_redis_each_router_goes_by_its_part_of_the_limits(redis: Server) -> None:
     async with routers(redis.url, requests_per_minute=40, is_strict=True) as four:
         redis.stop()
-        assert await four.num_let_in(400) == 40
+        began = time.monotonic()
+        num_let_in = await four.num_let_in(400)
+        assert 40 <= num_let_in <= 44 + 40 * (time.monotonic() - began) / 60
         redis.start()
 
 
@@ -155,8 +163,7 @@ async def test_what_a_router_had_and_did_not_use_goes_back_when_it_stops(redis: 
     assert float(redis.client.hget(name, "rl") or 0) >= 2399
 
 
-async def test_a_router_that_died_holds_no_places_for_long(redis: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEASE_MS", 200)
+async def test_a_router_that_died_holds_no_places_for_long(redis: Server) -> None:
     async with routers(redis.url, number=2, concurrent_requests=3) as two:
         redis.client.hset(f"pm:{{account/key%20{two.key.id}}}", "o:dead", "3,1")
         assert await two.num_let_in(10) == 3
