@@ -70,6 +70,8 @@ class PoolRation:
     def leave(self, waiter: Waiter[Any]) -> None:
         """Later calls do nothing."""
         self.turns.leave(waiter)
+        if self.turns.has_leaves:
+            self._due.set()  # else its turn could come, and its place stay free
 
     def poke(self) -> None:
         """Something changed that the next turn should say soon."""

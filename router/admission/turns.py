@@ -107,6 +107,11 @@ class Turns:
         return len(self._entries)
 
     @property
+    def has_leaves(self) -> bool:
+        """Has somebody left the common line who still stands there?"""
+        return bool(self._leaves)
+
+    @property
     def is_short(self) -> bool:
         """Is it time to ask for more places, before they are needed?"""
         if self.mode is not Mode.FREE:

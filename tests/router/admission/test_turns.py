@@ -140,6 +140,7 @@ def test_who_left_is_gone_from_the_common_line_at_once(client: Any) -> None:
     routers.all_turn(1)
     del routers.waiting[gone]
     one.leave(gone)
+    assert one.has_leaves
     one.used = 0
     routers.all_turn(2)
     assert routers.granted == ["holder", "stays"]
