@@ -22,11 +22,6 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> M
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "over_http: a contract of what replicas say over HTTP")
-    config.addinivalue_line("markers", "every_reply(but): a contract of streams, by what they say")
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every upstream behind HTTP's reply, and every other reply before HTTP's upstream: each pair would be too many."""
     if "rigs" not in metafunc.fixturenames:
