@@ -100,7 +100,7 @@ class Router:
         self.upstream = open_upstream(time.monotonic, self._specs, PromptIds(self.prompts, self.tokenizers.loaded))
         self.proxy = self._new_proxy()
         begin, clock = self.proxy.begin, time.monotonic
-        self.responses = new_responses(settings, self.commons.store, self.keyring.callers, begin, clock)
+        self.responses = new_responses(settings, self.commons.store, self.gate, begin, clock)
         self.sockets = new_sockets(settings, begin, self.responses, clock)
         self.dialects = new_dialects(settings, begin, self._count_tokens, self.responses, clock, self.refused)
         self.backlog = open_backlog(settings, self.commons.store, begin, clock, lambda: self.queue.num_waiting)

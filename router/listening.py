@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from router.admission.callers import Callers
+from router.admission.gate import Gate
 from router.admission.terms import terms
 from router.config import ConfigError, Settings
 from router.core import Headers, Outcome, Request, Standing, Surface
@@ -120,9 +120,7 @@ def new_dialects(
     return Dialects(begin, count, responses, clock, settings.request_timeout_s, refused)
 
 
-def new_responses(
-    settings: Settings, store: Store | None, callers: Callers, begin: Begin, clock: Clock
-) -> ResponseDesk:
+def new_responses(settings: Settings, store: Store | None, gate: Gate, begin: Begin, clock: Clock) -> ResponseDesk:
     """Responses are a tenant's, and kept in Redis where there is one."""
     limits = KeepLimits(settings.response_keep_s, settings.max_responses_bytes, settings.response_events_s)
     archive: AnyArchive = ArchiveHere(clock, limits) if store is None else Archive(store, limits)
@@ -133,10 +131,10 @@ def new_responses(
 
     def owner(headers: Headers) -> str:
         asked = terms(headers)
-        caller = callers.identify(asked.credential, time.time())
+        caller = gate.callers.identify(asked.credential, time.time())
         return asked.tenant if caller.is_trusted and asked.tenant is not None else caller.tenant
 
-    runs = Runs(archive, begin, ask, clock)
+    runs = Runs(archive, begin, ask, clock, lambda: gate.is_draining)
     return ResponseDesk(begin, archive, runs, Following(archive, runs.bell, clock), clock, owner)
 
 

@@ -95,12 +95,13 @@ class Run:
 
 @dataclass(eq=False, slots=True)
 class Runs:
-    """`begin` serves a request that `new_request` makes."""
+    """`begin` serves a request that `new_request` makes. While `is_draining()` this process takes nothing on."""
 
     archive: AnyArchive
     begin: Begin
     new_request: NewRequest
     clock: Clock
+    is_draining: Callable[[], bool] = lambda: False
     bell: Bell = field(default_factory=Bell)
     held: dict[str, Run] = field(default_factory=dict)
     _settled_at: float = field(init=False)
@@ -153,7 +154,8 @@ class Runs:
     async def look(self) -> None:
         """Renew what is ours, stop what is not any more, take what was left. Raises ResponsesAway."""
         await self._renew()
-        if self.clock() >= self._settled_at and (orphan := await self.archive.take()) is not None:
+        may_take = self.clock() >= self._settled_at and not self.is_draining()
+        if may_take and (orphan := await self.archive.take()) is not None:
             await self._adopt(orphan)
 
     async def close(self) -> None:
@@ -170,10 +172,14 @@ class Runs:
     def _go(self, turn: Turn, fence: int, opening: bytes, request: Request, reply: Reply | None) -> Run:
         teller = turn.teller
 
+        def state() -> ResponseState:
+            """Its end is told with its record, and not before."""
+            return ResponseState.IN_PROGRESS if teller.has_ended else teller.state
+
         def lost() -> None:
             self._lose(run)
 
-        tape = Tape(self.archive, teller.id, fence, lambda: teller.state, lambda: self.bell.ring(teller.id), lost)
+        tape = Tape(self.archive, teller.id, fence, state, lambda: self.bell.ring(teller.id), lost)
         run = self.held[teller.id] = Run(turn, fence, tape, is_attached=reply is not None)
         if turn.asked.ask.stream:
             tape.add(opening)
@@ -218,6 +224,9 @@ class Runs:
         if is_refused and not turn.asked.ask.background:
             with contextlib.suppress(ResponsesAway):  # its client hears of it, and nobody else knows of it
                 await self.archive.delete(turn.owner, teller.id)
+        elif is_refused and self.is_draining() and run.is_untold:
+            with contextlib.suppress(ResponsesAway):
+                await self.archive.give_back([(teller.id, run.fence)])
         else:
             if not teller.has_ended:
                 run.tape.add(teller.ending(_CUT))

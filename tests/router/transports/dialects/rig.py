@@ -119,7 +119,7 @@ def new_desk(station: Station, archive: AnyArchive) -> ResponseDesk:
     def owner(headers: Headers) -> str:
         return dict(headers).get("authorization", "Bearer default").removeprefix("Bearer ")
 
-    runs = Runs(archive, station.proxy.begin, ask, station.clock)
+    runs = Runs(archive, station.proxy.begin, ask, station.clock, lambda: station.gate.is_draining)
     runs._settled_at = station.clock()  # who has just begun would take nothing yet
     following = Following(archive, runs.bell, station.clock)
     return ResponseDesk(station.proxy.begin, archive, runs, following, station.clock, owner)

@@ -1,10 +1,15 @@
 """Responses that go on without their client: cancelled, deleted, handed on, taken over from a process that died."""
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 from router.store import names
 from router.transports.responses.archive import Archive
+from router.transports.responses.here import ArchiveHere
 from router.transports.responses.runs import SETTLE_S, UNFOLLOWED_S
 from router.transports.responses.states import ResponseState
 from tests.router.jobs.rig import patiently
+from tests.router.nouns import FakeClock
 from tests.router.store.servers import Server
 from tests.router.transports.dialects.rig import open_rig
 from tests.router.transports.responses.rigs import (
@@ -155,3 +160,37 @@ async def test_a_record_that_cannot_be_read_is_dropped_and_harms_nobody(archive:
         found = await archive.get("default", "s")
         assert found is not None
         assert found[0] is ResponseState.FAILED
+
+
+async def test_a_process_that_drains_leaves_to_others_what_it_cannot_begin(archive: Archive) -> None:
+    async with open_rigs(archive) as (first, second):
+        first.station.gate.drain()
+        id = (await first.fetch("POST", PATH, ASK | {"background": True})).json["id"]
+        await patiently(lambda: not first.responses.runs.held)
+        await first.responses.runs.look()
+        assert not first.responses.runs.held
+        await second.responses.runs.look()
+        await answered(await second.exchange(), "x")
+        assert (await polled(first, id, "completed"))["output"][0]["content"][0]["text"] == "x"
+
+
+class Watched(ArchiveHere):
+    """Remembers which states were told beside events."""
+
+    told: ClassVar[list[ResponseState]] = []
+
+    async def say(self, id: str, fence: int, state: ResponseState, first: int, events: Sequence[bytes]) -> bool:
+        self.told.append(state)
+        return await ArchiveHere.say(self, id, fence, state, first, events)
+
+
+async def test_its_end_is_told_with_its_record_and_not_before() -> None:
+    archive = Watched(FakeClock())
+    archive.told.clear()
+    async with open_rig(archive) as rig:
+        id = (await rig.fetch("POST", PATH, BACKGROUND | {"stream": False})).json["id"]
+        await answered(await rig.exchange(), "x")
+        await polled(rig, id, "completed")
+    *told, state = archive.told
+    assert set(told) <= {ResponseState.QUEUED, ResponseState.IN_PROGRESS}
+    assert state is ResponseState.COMPLETED  # by `end`, which says it with the record
