@@ -30,9 +30,10 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest
 
-# Two real vLLMs behind the router: `make interop VLLM=PROGRAM MODEL=FOLDER`; the README says how to have them.
+# Two real vLLMs behind the router: `make interop VLLM=PROGRAM MODEL=FOLDER [ADAPTER=FOLDER]`; the README says how to
+# have them.
 interop: $(STAMP)
-	$(BIN)/python -m loadtest.interop --vllm "$(VLLM)" --model "$(MODEL)"
+	$(BIN)/python -m loadtest.interop --vllm "$(VLLM)" --model "$(MODEL)" $(if $(ADAPTER),--adapter "$(ADAPTER)")
 
 stubs: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --grpc_python_out=proto --pyi_out=proto proto/pointsman/v1/*.proto

@@ -27,6 +27,7 @@ from loadtest.words import WORDS
 BLOCK_TOKENS = 128
 NUM_TALKS = 12
 FIRST_PORT = 18100
+ADAPTER = "adapter"
 WAIT_S = 60.0
 _MATCHED = re.compile(r"matched_tokens=(\d+)")
 
@@ -63,6 +64,7 @@ class Trial:
     engines: list[Engine]
     wires: list[Wire]
     rng: random.Random = field(default_factory=lambda: random.Random(7))
+    adapter: Path | None = None
     talks: list[Talk] = field(default_factory=list)
     results: list[tuple[str, bool, str]] = field(default_factory=list)
 
@@ -70,7 +72,12 @@ class Trial:
         await self._until("both are EXACT", self._are_exact)
         await self._converse(num_turns)
         await self._lose_a_batch()
+        if self.adapter is not None:
+            await self._load_adapter(self.adapter)
         await self._kill_one()
+        if self.adapter is not None:
+            await self._until("it is given its adapter again", self._has_adapter)
+            await self._unload_adapter()
 
     async def _converse(self, num_turns: int) -> None:
         shared = self._words(150)
@@ -129,6 +136,32 @@ class Trial:
         came_back = row["cached_blocks"] > 0 and all(turn.agrees for turn in turns)
         self.results.append(("its blocks come back as they are stored", came_back, detail))
 
+    async def _load_adapter(self, path: Path) -> None:
+        status, answer = await self._order("load", lora_name=ADAPTER, lora_path=str(path))
+        states = [each["state"] for each in answer.get("replicas", [])]
+        self.results.append(("an adapter is loaded on both", status == 200 and states == ["loaded"] * 2, str(answer)))
+        said = {model: {await self._say(model) for _ in range(2)} for model in (MODEL, ADAPTER)}
+        differs = len(set.union(*said.values())) == 2
+        self.results.append(("it says something else than the model", differs, str(said)))
+
+    async def _unload_adapter(self) -> None:
+        status, _ = await self._order("unload", lora_name=ADAPTER)
+        is_gone = not any(ADAPTER in row["models"] for row in await self._rows())
+        self.results.append(("it is unloaded everywhere", status == 200 and is_gone, f"status {status}"))
+
+    async def _order(self, verb: str, **fields: str) -> tuple[int, dict[str, Any]]:
+        async with self.session.post(f"{self.router.url}/v1/{verb}_lora_adapter", json=fields) as response:
+            return response.status, await response.json()
+
+    async def _say(self, model: str) -> str:
+        body = {"model": model, "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
+        async with self.session.post(f"{self.router.url}/v1/completions", json=body) as response:
+            answer = await response.json()
+            return str(answer["choices"][0]["text"]) if response.status == 200 else f"status {response.status}"
+
+    async def _has_adapter(self) -> bool:
+        return ADAPTER in (await self._row(self.engines[1]))["models"]
+
     async def _turn(self, talk: Talk) -> Turn:
         talk.messages.append(_message("user", self._words(self.rng.randint(5, 120))))
         body = {"model": MODEL, "messages": talk.messages, "max_tokens": self.rng.randint(1, 12), "temperature": 0}
@@ -176,11 +209,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest.interop", description="Real vLLMs behind the router.")
     parser.add_argument("--vllm", type=Path, required=True, help="the vllm program, built for CPUs")
     parser.add_argument("--model", type=Path, required=True, help="folder of a small model with a chat template")
+    parser.add_argument("--adapter", type=Path, help="folder of an adapter of it, as PEFT saves them, to be tried too")
     parser.add_argument("--turns", type=int, default=100, help="turns of conversation; default 100")
     parser.add_argument("--workers", type=int, default=1, help="router processes; default 1")
     flags = parser.parse_args(argv)
     try:
-        results = asyncio.run(_run(flags.vllm, flags.model, flags.turns, flags.workers))
+        results = asyncio.run(_run(flags.vllm, flags.model, flags.adapter, flags.turns, flags.workers))
     except LoadError as error:
         print(f"loadtest.interop: {error}", file=sys.stderr)
         return error.exit_code
@@ -197,13 +231,18 @@ def print_results(results: Sequence[tuple[str, bool, str]]) -> None:
     Console(width=160).print(table)
 
 
-async def _run(vllm: Path, model: Path, num_turns: int, num_workers: int) -> list[tuple[str, bool, str]]:
-    for flag, path in (("--vllm", vllm), ("--model", model / "tokenizer.json")):
+async def _run(
+    vllm: Path, model: Path, adapter: Path | None, num_turns: int, num_workers: int
+) -> list[tuple[str, bool, str]]:
+    needed = [("--vllm", vllm), ("--model", model / "tokenizer.json")]
+    for flag, path in [*needed, *([] if adapter is None else [("--adapter", adapter / "adapter_config.json")])]:
         if not path.is_file():
             raise UsageError(f"{flag}: there is no file {path}")
     logs = Path(mkdtemp(prefix="pointsman-interop-"))
     print(f"logs: {logs}", flush=True)
-    engines = [Engine(vllm, model, FIRST_PORT + at, logs / f"vllm-{at}.log") for at in range(2)]
+    engines = [
+        Engine(vllm, model, FIRST_PORT + at, logs / f"vllm-{at}.log", int(adapter is not None)) for at in range(2)
+    ]
     router = RouterProcess(FIRST_PORT + 10, num_workers, model, logs / "router.log")
     with stopping(router, *engines):
         async with aiohttp.ClientSession() as session, carrying(engines) as wires:
@@ -213,7 +252,7 @@ async def _run(vllm: Path, model: Path, num_turns: int, num_workers: int) -> lis
                 await engine.until_ready(session)
             router.start(engines)
             await router.until_ready(session)
-            trial = Trial(session, router, engines, wires)
+            trial = Trial(session, router, engines, wires, adapter=adapter)
             await trial.run(num_turns)
             return trial.results
 

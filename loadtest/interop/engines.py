@@ -28,6 +28,7 @@ _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
 }
 
 
@@ -39,6 +40,7 @@ class Engine:
     model: Path
     port: int
     log: Path
+    max_adapters: int = 0
     process: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -73,6 +75,8 @@ class Engine:
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--max-model-len", "2048", "--enforce-eager"]
         command += ["--enable-prompt-tokens-details", "--num-gpu-blocks-override", str(NUM_BLOCKS)]
         command += ["--kv-events-config", json.dumps(events)]
+        if self.max_adapters:
+            command += ["--enable-lora", "--max-loras", str(self.max_adapters), "--max-lora-rank", "64"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=os.environ | _ENVIRONMENT, start_new_session=True

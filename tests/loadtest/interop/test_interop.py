@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+import aiohttp
 import pytest
 import zmq
 import zmq.asyncio
+from aiohttp import web
 
 from loadtest.interop import __main__ as interop
 from loadtest.interop.__main__ import Trial, Turn
-from loadtest.interop.engines import Engine, carrying
+from loadtest.interop.engines import Engine, RouterProcess, carrying
+from tests.router.served import served
 
 
 def turn(talk: int = 0, replica: str = "a", expected: int = 0, reported: int = 0) -> Turn:
@@ -41,6 +44,32 @@ def test_a_conversation_sticks_where_its_later_turns_go_to_one_replica(turns: Se
 def test_a_program_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert interop.main(["--vllm", str(tmp_path / "vllm"), "--model", str(tmp_path)]) == 2
     assert "--vllm: there is no file" in capsys.readouterr().err
+
+
+def test_an_adapter_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("vllm", "tokenizer.json"):
+        (tmp_path / name).touch()
+    flags = ["--vllm", str(tmp_path / "vllm"), "--model", str(tmp_path), "--adapter", str(tmp_path / "nowhere")]
+    assert interop.main(flags) == 2
+    assert "--adapter: there is no file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("states", "held"), [(["loaded", "loaded"], True), (["loaded", "failed"], False)])
+async def test_an_adapter_must_be_on_both_and_say_something_else(states: Sequence[str], held: bool) -> None:
+    async def load(_: web.Request) -> web.Response:
+        return web.json_response({"replicas": [{"state": state} for state in states]})
+
+    async def complete(request: web.Request) -> web.Response:
+        return web.json_response({"choices": [{"text": (await request.json())["model"]}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/load_lora_adapter", load)
+    app.router.add_post("/v1/completions", complete)
+    async with served(app) as url, aiohttp.ClientSession() as session:
+        router = RouterProcess(int(url.rpartition(":")[2]), 1, Path("model"), Path("log"))
+        trial = Trial(session, router, [], [])
+        await trial._load_adapter(Path("adapter"))
+    assert [each for _, each, _ in trial.results] == [held, True]
 
 
 def test_what_did_not_hold_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
