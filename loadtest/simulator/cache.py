@@ -1,9 +1,10 @@
 """Results kept on disk, by what they depend on: the code that simulates, and every parameter. Knows files and hashes;
 knows nothing of what a result means."""
 
+import ast
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,22 +12,14 @@ from typing import TypeVar
 
 import msgspec
 
+from router.routing.presets import DEFAULT
+
 _ROOT = Path(__file__).parent.parent.parent
-# What a simulated second depends on. A file that only shows results is left out.
-_CODE = (
-    "engine/*.py",
-    "proto/pointsman/*.py",
-    "router/*.py",
-    "router/admission/*.py",
-    "router/prefix/*.py",
-    "router/replicas/*.py",
-    "router/routing/**/*.py",
-    "loadtest/trace.py",
-    "loadtest/simulator/*.py",
-    "loadtest/traces/engine_profiles.json",
-    "loadtest/traces/workload_catalog.json",
-)
-_SHOWS_ONLY = frozenset({"report.py", "picture.py", "cache.py", "settings.py", "study.py", "command.py"})
+# Results depend on what these import, directly or not, and on the tables.
+_ENTRIES = tuple(f"loadtest/simulator/{name}.py" for name in ("simulate", "scenario", "summary", "bounds"))
+_TABLES = ("loadtest/traces/engine_profiles.json", "loadtest/traces/workload_catalog.json")
+# This file imports all policies, but one is simulated: others' results do not hang on ours, nor ours on theirs.
+_PRESETS, _OURS, _PUBLISHED = "router/routing/presets.py", "router/routing/pointsman.py", "router/routing/published/"
 
 _Value = TypeVar("_Value", bound=msgspec.Struct)
 
@@ -37,9 +30,11 @@ class ResultCache:
 
     folder: Path | None
 
-    def get(self, kind: type[_Value], parameters: object, compute: Callable[[], _Value]) -> _Value:
+    def get(
+        self, kind: type[_Value], parameters: object, compute: Callable[[], _Value], policy: str | None = None
+    ) -> _Value:
         """The result for these parameters, computed where it is not there. A file that cannot be read is as none."""
-        path = self._path(kind.__name__, parameters)
+        path = self._path(kind.__name__, [policy, parameters], policy)
         if path is None:
             return compute()
         try:
@@ -53,10 +48,11 @@ class ResultCache:
         unfinished.replace(path)
         return value
 
-    def _path(self, kind: str, parameters: object) -> Path | None:
+    def _path(self, kind: str, parameters: object, policy: str | None) -> Path | None:
         if self.folder is None:
             return None
-        key = hashlib.sha256(f"{code_key()} {kind} ".encode() + msgspec.json.encode(parameters, order="deterministic"))
+        code = f"{code_key(policy)} {kind} ".encode()
+        key = hashlib.sha256(code + msgspec.json.encode(parameters, order="deterministic"))
         return self.folder / f"{key.hexdigest()[:32]}.json"
 
 
@@ -74,7 +70,41 @@ def file_key(paths: Iterable[Path]) -> str:
 
 
 @cache
-def code_key() -> str:
-    """A digest of all code that a result depends on."""
-    found = {path for pattern in _CODE for path in _ROOT.glob(pattern)}
-    return file_key(sorted(path for path in found if path.name not in _SHOWS_ONLY))
+def code_key(policy: str | None) -> str:
+    """A digest of all code that this policy's results depend on; of all policies' without one."""
+    return file_key(_ROOT / path for path in sorted(code_of(policy)))
+
+
+@cache
+def code_of(policy: str | None) -> frozenset[str]:
+    """The files behind `code_key`, from the project's root."""
+    found, ahead = set[str](), list(_ENTRIES)
+    while ahead:
+        path = ahead.pop()
+        if path not in found:
+            found.add(path)
+            ahead += [each for each in _imports(_ROOT / path) if path != _PRESETS or _is_of(policy, each)]
+    return frozenset(found).union(_TABLES)
+
+
+def _is_of(policy: str | None, path: str) -> bool:
+    if policy is None:
+        return True
+    return not path.startswith(_PUBLISHED) if policy == DEFAULT else path != _OURS
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """The project's own files that this one imports."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        match node:
+            case ast.Import(names=names):
+                modules = [name.name for name in names]
+            case ast.ImportFrom(module=str(module), names=names):
+                modules = [module, *(f"{module}.{name.name}" for name in names)]
+            case _:
+                continue
+        for module in modules:
+            file = f"{module.replace('.', '/')}.py"
+            for place in (file, f"proto/{file}"):
+                if (_ROOT / place).is_file():
+                    yield place

@@ -81,7 +81,7 @@ def find(task: Task, tell: Tell = lambda _: None) -> Found:
 
 def _attempt(task: Task, load: float, seed: int, min_attainment: float | None, tell: Tell) -> Summary:
     scenario = task.scenario
-    parameters = [msgspec.to_builtins(scenario), _trace_key(scenario.files), task.policy, load, seed, min_attainment]
+    parameters = [msgspec.to_builtins(scenario), _trace_key(scenario.files), load, seed, min_attainment]
 
     def compute() -> Summary:
         workload = _workload(scenario, seed)
@@ -100,7 +100,7 @@ def _attempt(task: Task, load: float, seed: int, min_attainment: float | None, t
             finished = simulate(setup, min_attainment, on_done=tell)
         return summarise(finished, load, seed)
 
-    return ResultCache(task.cache_folder).get(Summary, parameters, compute)
+    return ResultCache(task.cache_folder).get(Summary, parameters, compute, task.policy)
 
 
 @contextmanager

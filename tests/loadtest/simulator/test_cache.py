@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.simulator.cache import ResultCache, code_key, default_folder, file_key
+from loadtest.simulator.cache import ResultCache, code_key, code_of, default_folder, file_key
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -50,6 +50,22 @@ def test_keys_follow_what_files_hold(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert file_key([one, other]) == before
     other.write_text("c")
     assert file_key([one, other]) != before
-    assert len(code_key()) == 64
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "pointsman" / "simulator"
+
+
+def test_a_policys_results_hang_on_what_simulates_it_and_on_no_other_policy() -> None:
+    ours, dynamo, every = code_of("pointsman"), code_of("dynamo"), code_of(None)
+    needed = {"engine/scheduler.py", "router/placement.py", "router/replicas/speeds.py", "router/routing/pickers.py"}
+    assert needed | {"proto/pointsman/blockhash.py", "loadtest/traces/engine_profiles.json"} <= ours & dynamo
+    assert {"router/routing/cost.py", "router/routing/pointsman.py"} == ours - dynamo
+    assert "router/routing/published/dynamo.py" in dynamo - ours
+    assert every == ours | dynamo
+    assert not {"router/app.py", "router/proxy.py", "loadtest/simulator/report.py"} & every
+    assert len({code_key(policy) for policy in ("pointsman", "dynamo", None)}) == 3
+
+
+def test_policies_have_results_of_their_own(tmp_path: Path) -> None:
+    counter, cache = Counter(), ResultCache(tmp_path)
+    results = [cache.get(Result, [], counter.compute, policy) for policy in ("dynamo", "lmetric", "dynamo")]
+    assert [result.value for result in results] == [1, 2, 1]
