@@ -210,7 +210,9 @@ class Ration:
         """Others need not wait for our leases to run out."""
         with contextlib.suppress(StoreAway):
             for pool in self.pools.values():
-                await self.store.call("HDEL", names.pool(pool.model) + "routers", self.router)
+                prefix = names.pool(pool.model)
+                await self.store.call("HDEL", prefix + "routers", self.router)
+                await self.store.call("DEL", f"{prefix}grants:{self.router}")
 
     def store_changed(self) -> None:
         """It came up, or was lost."""

@@ -117,7 +117,13 @@ end
 local claims, has_others = {}, count > 1
 if has_others then
   flat = redis.call('HGETALL', claims_key)
-  for i = 1, #flat, 2 do claims[flat[i]] = cmsgpack.unpack(flat[i + 1]) end
+  for i = 1, #flat, 2 do
+    if rows[flat[i]] then
+      claims[flat[i]] = cmsgpack.unpack(flat[i + 1])
+    else
+      redis.call('HDEL', claims_key, flat[i])
+    end
+  end
   local mine = claims[me]
   if mine then claims[me] = {told = {}, told_at = 0, sent = mine.told, sent_at = mine.told_at, changed = true} end
 end

@@ -9,6 +9,7 @@ from router.admission.bands import BandTerms
 from router.admission.capacity import Room
 from router.admission.turns import Turns
 from router.core import Standing
+from router.store import names
 from tests.router.admission.routers import LONG_LEASE_MS, Routers
 
 pytestmark = pytest.mark.usefixtures("long_lease")
@@ -109,6 +110,19 @@ def test_a_grant_on_its_way_holds_up_no_others(
     assert routers.granted[2:] == ["first"]
     routers.turn(one)
     assert routers.granted[2:] == ["first", "later"]
+
+
+def test_what_a_router_that_left_had_claimed_holds_up_nobody(client: Any) -> None:
+    routers = Routers(client, capacity=3)
+    one, other, gone = routers.add(3)
+    for turns in (one, other, gone):
+        routers.join(turns, turns.router)
+        routers.turn(turns)
+    prefix = names.pool(routers.model)
+    assert client.hexists(prefix + "claims", gone.router)
+    client.hdel(prefix + "routers", gone.router)
+    routers.turn(one)
+    assert not client.hexists(prefix + "claims", gone.router)
 
 
 def test_routers_whose_clocks_differ_by_hours_keep_one_order(client: Any) -> None:
