@@ -1,6 +1,6 @@
 """`python -m loadtest.jobs NAME`: measures jobs over a Redis of its own. Knows the names, and how figures are printed.
 
-queue (what a job costs with ever more of them waiting), worker (how many one router runs a second).
+queue (what a job costs with ever more of them waiting), pace (how many one router runs a second).
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any
 import uvloop
 
 from loadtest.errors import LoadError
-from loadtest.jobs import queue, worker
+from loadtest.jobs import pace, queue
 from router.jobs.book import JobBook
 from router.store.connection import Store
 from router.store.embedded import EmbeddedServer
@@ -29,7 +29,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Print the figures of one name; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.jobs", description="Measures jobs.")
     parser.add_argument("name", choices=list(_NAMES))
-    parser.add_argument("--jobs", type=int, help="default 1000000 of queue, 20000 of worker")
+    parser.add_argument("--jobs", type=int, help="default 1000000 of queue, 20000 of pace")
     flags = parser.parse_args(list(sys.argv[1:] if words is None else words))
     try:
         uvloop.run(_NAMES[flags.name](flags.jobs))
@@ -59,13 +59,13 @@ def _tell(cost: queue.Cost) -> None:
     print(f"{cost.depth:>9,} waiting: Redis' CPU of a job: {words}", flush=True)
 
 
-async def _worker(num_jobs: int | None) -> None:
+async def _pace(num_jobs: int | None) -> None:
     async with _open_book() as (book, server):
         assert server.pid is not None  # it runs
-        pace = await worker.measure(book, server.pid, num_jobs or 20_000)
+        found = await pace.measure(book, server.pid, num_jobs or 20_000)
     print(
-        f"{pace.num_jobs:,} jobs by one router process: {pace.per_s:,.0f} a second; a job takes "
-        f"{pace.router_us:.0f} us of the router's CPU and {pace.redis_us:.0f} us of Redis'"
+        f"{found.num_jobs:,} jobs by one router process: {found.per_s:,.0f} a second; a job takes "
+        f"{found.router_us:.0f} us of the router's CPU and {found.redis_us:.0f} us of Redis'"
     )
 
 
@@ -82,7 +82,7 @@ async def _open_book() -> AsyncIterator[tuple[JobBook, EmbeddedServer]]:
             yield JobBook(store), server
 
 
-_NAMES: Mapping[str, Callable[[int | None], Coroutine[Any, Any, None]]] = {"queue": _queue, "worker": _worker}
+_NAMES: Mapping[str, Callable[[int | None], Coroutine[Any, Any, None]]] = {"queue": _queue, "pace": _pace}
 
 if __name__ == "__main__":
     sys.exit(main())
