@@ -37,6 +37,7 @@ TABLE = {
     "ConnectionCut": (502, "upstream_error", "replica_connection_lost", True, True),
     "BadAnswer": (502, "upstream_error", "replica_bad_answer", True, True),
     "UpstreamTimeout": (504, "upstream_error", "replica_timeout", True, True),
+    "KeyRefused": (502, "upstream_error", "replica_key_refused", True, True),
     "HandoverFailed": (502, "upstream_error", "handover_failed", True, False),
 }
 
