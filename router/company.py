@@ -21,7 +21,8 @@ from router.config import Settings
 from router.core import Headers
 from router.errors import PointsmanError
 from router.explaining import add_explain_route
-from router.jobs.pages import JobPages, add_operator_routes
+from router.jobs.operating import add_operator_routes
+from router.jobs.pages import JobPages
 from router.listening import open_admin
 from router.prefix.indexer import Indexer, instances_of
 from router.supervisor import RestartFailed, Supervisor

@@ -11,7 +11,8 @@ from router import pages
 from router.admission.terms import terms
 from router.core import Headers, Pool
 from router.explaining import add_explain_route, explainer
-from router.jobs.pages import add_job_routes, add_operator_routes
+from router.jobs.operating import add_operator_routes
+from router.jobs.pages import add_job_routes
 from router.transports import openapi
 from router.transports.engine_routes import EngineRoutes
 from router.transports.indexer import add_indexer_routes

@@ -1,5 +1,5 @@
-"""The routes of jobs on aiohttp: asynchronous requests, files, batches, webhooks. Knows paths and OpenAI's shapes; who
-may ask is the guard's matter, and what happens the book's, the shelf's and the batches'."""
+"""The routes of jobs on the data port: asynchronous requests, files, batches. Knows paths and OpenAI's shapes; who may
+ask is the guard's matter, and what happens the book's, the shelf's and the batches'."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,8 +24,6 @@ from router.transports.keypages import CALLER
 
 SSE_POLL_S = 0.25
 MAX_LISTED = 100
-# While a webhook secret is replaced, the old one signs too.
-OVERLAP_S, MAX_OVERLAP_S = 24 * 3600.0, 30 * 24 * 3600.0
 PURPOSES = ("batch", "user_data", "assistants", "vision", "fine-tune", "evals")
 
 
@@ -76,26 +74,26 @@ class JobPages:
         id = await self.book.submit([job], asking.same_key(caller.tenant, headers))
         self.runner.wake()
         found = await self._job(request, id)
-        return _json(found.told(), 202, {"location": f"/v1/async/{id}"})
+        return json_answer(found.told(), 202, {"location": f"/v1/async/{id}"})
 
     async def read(self, request: web.Request) -> web.StreamResponse:
         job = await self._job(request, request.match_info["id"])
         if "text/event-stream" in request.headers.get("accept", ""):
             return await self._follow(request, job)
-        return _json(job.told())
+        return json_answer(job.told())
 
     async def cancel(self, request: web.Request) -> web.Response:
         id = request.match_info["id"]
         if await self.book.cancel(id, request[CALLER].tenant) is None:
-            raise _unknown_job(id)
-        return _json((await self._job(request, id)).told())
+            raise unknown_job(id)
+        return json_answer((await self._job(request, id)).told())
 
     async def replay(self, request: web.Request) -> web.Response:
         id = request.match_info["id"]
         if not await self.book.replay(id, request[CALLER].tenant):
-            raise _unknown_job(id)
+            raise unknown_job(id)
         self.sender.wake()
-        return _json((await self._job(request, id)).told())
+        return json_answer((await self._job(request, id)).told())
 
     async def upload(self, request: web.Request) -> web.Response:
         """Some SDKs send the file's purpose behind it."""
@@ -115,7 +113,7 @@ class JobPages:
             return _purpose(fields)
 
         record = await self.shelf.put(request[CALLER].tenant, file.filename or "upload", purpose, _pieces(file))
-        return _json(record.told())
+        return json_answer(record.told())
 
     async def files(self, request: web.Request) -> web.Response:
         found = await self.shelf.owned(request[CALLER].tenant)
@@ -125,7 +123,7 @@ class JobPages:
 
     async def file(self, request: web.Request) -> web.Response:
         record = await self.shelf.get(request[CALLER].tenant, request.match_info["id"])
-        return _json(record.told())
+        return json_answer(record.told())
 
     async def content(self, request: web.Request) -> web.StreamResponse:
         record = await self.shelf.get(request[CALLER].tenant, request.match_info["id"])
@@ -134,10 +132,10 @@ class JobPages:
     async def delete_file(self, request: web.Request) -> web.Response:
         id = request.match_info["id"]
         await self.shelf.delete(request[CALLER].tenant, id)
-        return _json({"id": id, "object": "file", "deleted": True})
+        return json_answer({"id": id, "object": "file", "deleted": True})
 
     async def create_batch(self, request: web.Request) -> web.Response:
-        asked = _decoded(await request.read())
+        asked = decoded_object(await request.read())
         owner = request[CALLER].tenant
         endpoint = lines.checked_surface(asked.get("endpoint"))
         if asked.get("completion_window") != "24h":
@@ -151,47 +149,21 @@ class JobPages:
             expires_at=now + int(COMPLETION_WINDOW_S),
             metadata=_metadata(asked.get("metadata")),
         )
-        return _json((await self.batches.create(owner, document, COMPLETION_WINDOW_S)).told())
+        return json_answer((await self.batches.create(owner, document, COMPLETION_WINDOW_S)).told())
 
     async def list_batches(self, request: web.Request) -> web.Response:
-        most = _limit(request, 20)
+        most = limit_of(request, 20)
         found = await self.batches.owned(request[CALLER].tenant, request.query.get("after"), most + 1)
         told = [batch.told() for batch in found[:most]]
-        return _json(_list(told, has_more=len(found) > most))
+        return json_answer(_list(told, has_more=len(found) > most))
 
     async def batch(self, request: web.Request) -> web.Response:
-        return _json((await self._batch(request)).told())
+        return json_answer((await self._batch(request)).told())
 
     async def cancel_batch(self, request: web.Request) -> web.Response:
         batch = await self._batch(request)
         await self.batches.cancel(batch.id, batch.owner)
-        return _json((await self._batch(request)).told())
-
-    async def dead_hooks(self, request: web.Request) -> web.Response:
-        """Of all owners, for operators."""
-        found = await self.book.dead_hooks(_limit(request, MAX_LISTED))
-        return _json({"webhooks": [job.told() | {"owner": job.owner, "fault": job.hook_fault} for job in found]})
-
-    async def replay_any(self, request: web.Request) -> web.Response:
-        id = request.match_info["id"]
-        if not await self.book.replay(id):
-            raise _unknown_job(id)
-        self.sender.wake()
-        return _json({"id": id, "webhook_status": "pending"})
-
-    async def secrets(self, _: web.Request) -> web.Response:
-        """Which sign webhooks, for operators."""
-        return _json({"secrets": await self.sender.secrets.told()})
-
-    async def rotate(self, request: web.Request) -> web.Response:
-        """A new secret, in the only answer that ever holds it."""
-        asked = _decoded(await request.read() or b"{}")
-        overlap_s = asked.get("overlap_seconds", OVERLAP_S)
-        if type(overlap_s) not in (int, float) or not 0 <= overlap_s <= MAX_OVERLAP_S:
-            words = f"`overlap_seconds` must be a number from 0 to {MAX_OVERLAP_S:.0f}."
-            raise InvalidRequest(words, param="overlap_seconds")
-        secret = await self.sender.secrets.rotate(overlap_s)
-        return _json({"secret": secret, "secrets": await self.sender.secrets.told()}, 201)
+        return json_answer((await self._batch(request)).told())
 
     async def _follow(self, request: web.Request, job: Job) -> web.StreamResponse:
         """An event for each change of its state, the last with the answer."""
@@ -212,7 +184,7 @@ class JobPages:
     async def _job(self, request: web.Request, id: str) -> Job:
         job = await self.book.get(id, request[CALLER].tenant)
         if job is None:
-            raise _unknown_job(id)
+            raise unknown_job(id)
         return job
 
     async def _batch(self, request: web.Request) -> Batch:
@@ -253,15 +225,6 @@ async def _end_upload(request: web.Request, response: web.StreamResponse) -> Non
         response.headers["connection"] = "close"  # it is too late for aiohttp to say so by itself
 
 
-def add_operator_routes(app: web.Application, pages: JobPages) -> None:
-    """On the admin port."""
-    app.middlewares.append(tells_away)
-    app.router.add_get("/admin/webhooks", pages.dead_hooks)
-    app.router.add_post("/admin/webhooks/{id}/replay", pages.replay_any)
-    app.router.add_get("/admin/webhooks/secrets", pages.secrets)
-    app.router.add_post("/admin/webhooks/secrets", pages.rotate)
-
-
 @web.middleware
 async def tells_away(request: web.Request, handler: Any) -> web.StreamResponse:
     try:
@@ -295,7 +258,7 @@ async def _pieces(part: BodyPartReader) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _decoded(body: bytes) -> dict[str, Any]:
+def decoded_object(body: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -311,7 +274,7 @@ def _metadata(given: Any) -> dict[str, str] | None:
         raise InvalidRequest("`metadata` must be an object of strings.", param="metadata") from None
 
 
-def _limit(request: web.Request, default: int) -> int:
+def limit_of(request: web.Request, default: int) -> int:
     text = request.query.get("limit", str(default))
     if not text.isdecimal() or not 1 <= int(text) <= MAX_LISTED:
         raise InvalidRequest(f"`limit` must be a number from 1 to {MAX_LISTED}.", param="limit")
@@ -322,8 +285,8 @@ def _listed(told: list[dict[str, Any]], request: web.Request) -> web.Response:
     ids = [each["id"] for each in told]
     after = request.query.get("after")
     first = ids.index(after) + 1 if after in ids else 0
-    most = _limit(request, MAX_LISTED)
-    return _json(_list(told[first : first + most], has_more=len(told) > first + most))
+    most = limit_of(request, MAX_LISTED)
+    return json_answer(_list(told[first : first + most], has_more=len(told) > first + most))
 
 
 def _list(told: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
@@ -331,9 +294,9 @@ def _list(told: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
     return {"object": "list", "data": told, "first_id": first, "last_id": last, "has_more": has_more}
 
 
-def _json(body: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+def json_answer(body: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json", headers=headers)
 
 
-def _unknown_job(id: str) -> UnknownJob:
+def unknown_job(id: str) -> UnknownJob:
     return UnknownJob(f"There is no asynchronous request `{id}`.", param="id")

@@ -18,7 +18,8 @@ from router.jobs.batches import BatchBook, BatchRunner
 from router.jobs.book import JobBook
 from router.jobs.files import Shelf
 from router.jobs.hooks import HookSender
-from router.jobs.pages import JobPages, add_job_routes, add_operator_routes
+from router.jobs.operating import add_operator_routes
+from router.jobs.pages import JobPages, add_job_routes
 from router.jobs.runner import JobRunner
 from router.jobs.secrets import SecretBook
 from router.jobs.states import Job
