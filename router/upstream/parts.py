@@ -150,9 +150,11 @@ def _usages(
 
 
 def _prompt_shares(total: int, parts: Sequence[Part], num_tokens: Sequence[int | None]) -> list[int]:
+    if parts[0].is_tokens:
+        num_tokens = [part.prompt.count(b",") + 1 for part in parts]
     known = [number for number in num_tokens if number is not None]
     if len(known) < len(parts):
-        return apportion(total, [len(part.prompt) for part in parts])
+        return apportion(total, [len(part.prompt) - 2 for part in parts])  # without the quotes
     spare, number = total - sum(known), len(parts)
     if spare >= 0 and spare % number == 0:  # the same few special tokens for each, which we do not count
         return [each + spare // number for each in known]

@@ -106,6 +106,14 @@ def test_special_tokens_are_shared_evenly_where_each_prompt_has_as_many() -> Non
     assert sum(each["usage"]["prompt_tokens"] for each in told(parts, answer, 2, None)) == 16
 
 
+def test_without_a_tokenizer_prompts_share_by_their_ids_or_their_length() -> None:
+    ids = [embedding(each) for each in ([1, 2, 3], [400_000])]
+    answer = {"data": [{"index": 0}, {"index": 1}], "usage": {"prompt_tokens": 4, "total_tokens": 4}}
+    assert [each["usage"]["prompt_tokens"] for each in told(ids, answer)] == [3, 1]
+    texts = [embedding("x"), embedding("xxx")]
+    assert [each["usage"]["prompt_tokens"] for each in told(texts, answer)] == [1, 3]
+
+
 def test_a_completion_that_was_cut_at_its_limit_used_the_limit_and_others_the_rest() -> None:
     parts = [completion(text, max_tokens=8) for text in "abc"]
     choices = [
