@@ -16,7 +16,7 @@ from router.commons import Commons
 from router.ports import BookStore
 from router.replicas.member import Member
 from router.replicas.registry import Registry
-from router.replicas.rollout import Rollout
+from router.replicas.rollout import LIST_POLL_S, LOOK_S, Rollout
 from router.replicas.wanted import WantedBook
 from router.store import names
 from router.store.bookinredis import BookInRedis
@@ -43,11 +43,15 @@ class Adapters:
 
     async def until_listed(self, name: str, deadline: float) -> None:
         """A name that is wanted may be on its way to replicas that have just come: wait for the first to have it."""
-        wanted = self.rollout.book.wanted.adapters
-        while name in wanted and self._registry.find(name) is None and time.monotonic() < deadline:
-            self.rollout.hasten(name)
-            await asyncio.sleep(0.05)
-            wanted = self.rollout.book.wanted.adapters
+        look_at = 0.0
+        while name in self.rollout.book.wanted.adapters and self._registry.find(name) is None:
+            if (now := time.monotonic()) >= deadline:
+                return
+            if now >= look_at:
+                look_at = now + LOOK_S
+                await self.rollout.hasten(name)
+            else:
+                await asyncio.sleep(LIST_POLL_S)
 
     def shown(self, replica_id: str) -> Mapping[str, Mapping[str, str]]:
         """For the replica table."""

@@ -110,14 +110,7 @@ class Rollout:
 
     async def look(self) -> None:
         """Read the book, and tell the replicas that are not as they should be. Does not wait for their answers."""
-        try:
-            await self.book.refresh()
-        except Exception as error:
-            if not self._is_failing:
-                log.warning("which adapters are wanted cannot be read, what is known stands: %s", error)
-            self._is_failing = True
-        else:
-            self._is_failing = False
+        await self._refresh()
         if not self.leads():
             return
         for member in self.members():
@@ -152,8 +145,11 @@ class Rollout:
         await self._until(lambda: not any(_lists(member, name) for member in told if member not in failed))
         return [self._standing(member, name) for member in self._of(model) if _lists(member, name)]
 
-    def hasten(self, name: str) -> None:
-        """Somebody asks for an adapter that no replica lists: one of those that may have it is told now."""
+    async def hasten(self, name: str) -> None:
+        """Somebody asks for an adapter that no replica lists: one of those that may have it is told now. By the newest
+        book: a sibling may have unloaded it a moment ago."""
+        if not await self._refresh():
+            return
         adapter, now = self.book.wanted.adapters.get(name), self.clock()
         ready = [member for member in self._of(adapter.model) if _is_ready(member)] if adapter is not None else []
         coming = (AdapterState.LOADED, AdapterState.LOADING)
@@ -176,6 +172,18 @@ class Rollout:
         model = member.identity.models[0]
         names = [name for name, adapter in self.book.wanted.adapters.items() if adapter.model == model]
         return {name: self._standing(member, name) for name in [*names, *self._left_over(member)]}
+
+    async def _refresh(self) -> bool:
+        """Is what we know of the book the newest?"""
+        try:
+            await self.book.refresh()
+        except Exception as error:
+            if not self._is_failing:
+                log.warning("which adapters are wanted cannot be read, what is known stands: %s", error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
+        return not self._is_failing
 
     # what there is to do
 

@@ -7,7 +7,7 @@ import pytest
 
 from router.admission.bookfile import BookFile
 from router.replicas.rollout import FIRST_RETRY_S, AdapterState, Standing
-from router.replicas.wanted import Adapter
+from router.replicas.wanted import Adapter, WantedBook
 from tests.router.replicas.lora_engine import LoraEngine, StoreAtHand, Yard, looking, opened
 
 RED, BLUE = Adapter("red", "/red", "base"), Adapter("blue", "/blue", "base")
@@ -175,12 +175,23 @@ async def test_what_made_room_for_others_is_loaded_again_when_it_is_asked_for_an
         assert reasons == [(AdapterState.WAITING, "it made room for others there")] * 2
         yard.registry.members()[0].replica.in_flight = 3
         for _ in range(3):
-            yard.rollout.hasten("red")
+            await yard.rollout.hasten("red")
         await until(lambda: yard.registry.find("red") is not None)
         assert [engine.orders for engine in yard.engines] == [["load red"], ["load red"] * 2]
-        yard.rollout.hasten("red")
-        yard.rollout.hasten("nobody")
+        await yard.rollout.hasten("red")
+        await yard.rollout.hasten("nobody")
         yard.registry.members()[0].replica.in_flight = 0
+
+
+async def test_what_a_sibling_has_just_unloaded_is_not_loaded_for_who_asks_for_it(store: BookFile) -> None:
+    async with opened(store, LoraEngine(), looks=False) as yard:
+        await yard.rollout.book.want(RED)
+        sibling = WantedBook(store)
+        await sibling.forget("red", "base")
+        async with looking(yard.rollout):
+            await yard.rollout.hasten("red")
+            await yard.rollout.look()
+        assert yard.engines[0].orders == []
 
 
 async def test_weights_from_elsewhere_under_a_wanted_name_are_said(store: BookFile) -> None:
