@@ -25,7 +25,8 @@ from router.errors import InvalidRequest
 
 # Streams are asked for their usage: the last event of a call has it.
 _STREAM: Mapping[str, object] = {"stream": True, "stream_options": {"include_usage": True}}
-_SAMPLING_NUMBERS = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
+_SAMPLING_FLOATS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+_SAMPLING_NUMBERS = ("max_tokens", "min_tokens", "top_k", "seed", *_SAMPLING_FLOATS)
 
 
 def chat_body(request: ChatRequest, *, is_stream: bool) -> bytes:
@@ -94,9 +95,11 @@ def _body(fields: dict[str, object], is_stream: bool) -> bytes:
 
 def sampling(asked: Sampling) -> dict[str, object]:
     fields: dict[str, object] = {name: getattr(asked, name) for name in _SAMPLING_NUMBERS if asked.HasField(name)}
-    for name in ("temperature", "top_p", "min_p"):
-        if name in fields:  # a 32-bit float as its shortest decimal, not as the 64-bit float next to it
-            fields[name] = float(f"{fields[name]:.7g}")
+    for name in _SAMPLING_FLOATS:
+        if name in fields:
+            fields[name] = _shortest(fields[name])
+    if asked.logit_bias:
+        fields["logit_bias"] = {str(token_id): _shortest(bias) for token_id, bias in asked.logit_bias.items()}
     if asked.stop:
         fields["stop"] = list(asked.stop)
     if asked.stop_token_ids:
@@ -104,6 +107,11 @@ def sampling(asked: Sampling) -> dict[str, object]:
     if asked.ignore_eos:
         fields["ignore_eos"] = True
     return fields
+
+
+def _shortest(value: object) -> float:
+    """A 32-bit float as its shortest decimal, not as the 64-bit float next to it."""
+    return float(f"{value:.7g}")
 
 
 def _message(message: ChatMessage, where: str) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """The whole port over a real grpc.aio channel, in front of an engine that counts instead of computing."""
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,6 +11,8 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc.error_details_pb2 import BadRequest
+from google.rpc.status_pb2 import Status
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
@@ -155,6 +158,34 @@ async def test_what_cannot_be_done_is_refused_by_the_fields_name(
     status, details = await refusal(port.stub.Generate(asked(**fields), timeout=20))
     assert status is grpc.StatusCode.INVALID_ARGUMENT
     assert complaint in details
+
+
+async def test_a_refusal_has_the_field_in_its_details(port: Port) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(port, asked(sampling={"min_tokens": 3, "max_tokens": 2}))
+    [packed] = [value for name, value in caught.value.trailing_metadata() if name == "grpc-status-details-bin"]
+    violation = BadRequest()
+    assert Status.FromString(packed).details[0].Unpack(violation)
+    assert violation.field_violations[0].field == "min_tokens"
+
+
+async def test_the_last_event_says_which_stop_ended_it(port: Port) -> None:
+    last = (await generate(port, asked(sampling={"stop_token_ids": [5], "max_tokens": 9})))[-1]
+    assert (last.finish_reason, last.WhichOneof("stopped_by")) == (common_pb2.FINISH_REASON_STOP, "stop_token_id")
+    assert last.stop_token_id == 5
+    last = (await generate(port, asked([], text="ab", sampling={"stop": ["d"], "max_tokens": 9})))[-1]
+    assert (last.WhichOneof("stopped_by"), last.stop) == ("stop", "d")
+    last = (await generate(port, asked()))[-1]
+    assert last.WhichOneof("stopped_by") is None
+
+
+async def test_the_tokenizer_is_handed_out_in_parts(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.server.grpc._PART_BYTES", 100)
+    parts = [part.json async for part in port.stub.Tokenizer(engine_pb2.TokenizerRequest())]
+    assert len(parts) > 1
+    document = json.loads(b"".join(parts))
+    assert (document["model"], document["max_model_len"]) == ("tiny", CONTEXT)
+    assert {"tokenizer", "chat_template", "bos_token", "eos_token", "block_size"} <= document.keys()
 
 
 async def test_an_unknown_adapter_is_not_found(port: Port) -> None:

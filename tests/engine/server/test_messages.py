@@ -60,7 +60,11 @@ def test_options_are_those_of_a_completion() -> None:
     )
     sampling.stop.append("end")
     sampling.stop_token_ids.append(7)
+    sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty = 0.5, -0.5, 1.5
+    sampling.logit_bias[9] = -2.0
     asked = messages.options(sampling, room=50)
+    assert (asked.frequency_penalty, asked.presence_penalty, asked.repetition_penalty) == (0.5, -0.5, 1.5)
+    assert asked.logit_bias == {9: -2.0}
     assert (asked.max_tokens, asked.min_tokens, asked.temperature, asked.top_p) == (3, 2, 0.5, 0.25)
     assert (asked.top_k, asked.min_p, asked.seed, asked.ignore_eos) == (4, 0.125, -1, True)
     assert (asked.stop, asked.stop_token_ids) == (["end"], [7])
