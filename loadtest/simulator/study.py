@@ -106,7 +106,6 @@ def _attempt(task: Task, load: float, seed: int, min_attainment: float | None, t
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """A run leaves few cycles behind, and looking for them takes a fifth of its time."""
-    gc.collect()
     gc.disable()
     try:
         yield
