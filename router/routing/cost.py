@@ -43,7 +43,7 @@ class Weights:
     reading: float = 0.05
     eviction: float = 0.5
     copy: float = 1.0
-    room: float = 3.0
+    room: float = 2.0
     mixing: float = 0.1
     lateness: float = 10.0
 
