@@ -166,6 +166,31 @@ def with_model(body: bytes, model: str) -> bytes:
     return msgspec.json.encode(fields)
 
 
+def with_usage(body: bytes) -> bytes:
+    """A stream's body that asks for its usage; every other value keeps its very bytes."""
+    fields = _FIELDS.decode(body)
+    options = msgspec.json.decode(fields.get("stream_options", b"null")) or {}
+    fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options | {"include_usage": True}))
+    return msgspec.json.encode(fields)
+
+
+def without_usage(events: bytes) -> bytes:
+    """Whole SSE events, less the one that tells the usage and nothing else."""
+    if b'"usage"' not in events:
+        return events
+    return b"".join([event for event in _EVENT.findall(events) if not _tells_usage_only(event)])
+
+
+def _tells_usage_only(event: bytes) -> bool:
+    if not event.startswith(b"data:") or b'"usage"' not in event:
+        return False
+    try:
+        chunk = _CHUNK.decode(event[5:])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return chunk.choices == [] and chunk.usage is not None
+
+
 def error_body(error: PointsmanError) -> bytes:
     """OpenAI's error body as JSON bytes; a replica's own words where it has said what is wrong."""
     if isinstance(error, UpstreamStatus):
@@ -229,6 +254,15 @@ class _Answer(msgspec.Struct):
     usage: _UsageFields | None = None
 
 
+_EVENT = re.compile(rb".+?(?:\r?\n\r?\n|\Z)", re.DOTALL)
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[msgspec.Raw] | None = None
+    usage: dict[str, Any] | None = None
+
+
+_CHUNK = msgspec.json.Decoder(_Chunk)
 _ANSWER = msgspec.json.Decoder(_Answer)
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 

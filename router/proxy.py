@@ -13,11 +13,11 @@ import msgspec
 from router import headers
 from router.admission.gate import Gate
 from router.admission.passes import Pass
-from router.core import Attempt, Demand, Lease, Outcome, Pool, Prompt, Request
+from router.core import Attempt, Demand, Lease, Outcome, Pool, Prompt, Request, Surface
 from router.errand import Errand, own_task
 from router.errors import ContextTooLong, Displaced, Draining, NoReplica, Overloaded, PointsmanError, UnknownModel
 from router.naming import Names, renamed
-from router.openai import without_field
+from router.openai import with_usage, without_field
 from router.ports import Clock, Placer, PromptReader, Queue, Reply, Upstream
 from router.relay import Phase, Relay, RelayTimes
 from router.retries import RetryBudget
@@ -28,6 +28,7 @@ _WORTH_TELLING_S = 0.005
 
 Find = Callable[[str], tuple[Pool, str | None] | None]
 Known = Callable[[str, float], Awaitable[tuple[Pool, str | None]]]
+_TELL_USAGE = (Surface.CHAT, Surface.COMPLETIONS)
 # Requests that look at the clock before others have the loop again.
 _TICKED_AT_ONCE = 256
 
@@ -146,6 +147,9 @@ class Proxy:
         if passed.accounts and not passed.num_charged:
             await passed.charge(request, prompt.num_tokens)
             relay.notes = passed.headers()
+        if passed.accounts and request.is_stream and not request.tells_usage and request.surface in _TELL_USAGE:
+            # What counts against a limit is asked for, and not shown to who did not ask.
+            request, relay.hides_usage = msgspec.structs.replace(request, body=with_usage(request.body)), True
         demand = Demand(request, pool, prompt, adapter, standing=passed.standing)
         relay.queue = self.queue
         while True:

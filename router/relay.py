@@ -95,7 +95,7 @@ _NOTHING = Incoming(0.0)
 
 class Relay:
     """`errand` is the request's, set as soon as there is one: a client that leaves cancels it. `notes` go with a head;
-    `queue` can say where `demand` stands while it waits."""
+    `queue` can say where `demand` stands while it waits. It `hides_usage` that we asked for and the client did not."""
 
     __slots__ = (
         "_attempt",
@@ -110,6 +110,7 @@ class Relay:
         "demand",
         "errand",
         "first_byte_at",
+        "hides_usage",
         "is_client_gone",
         "lease",
         "notes",
@@ -129,6 +130,7 @@ class Relay:
         self.notes: Headers = ()
         self.queue: Queue | None = None
         self.demand: Demand | None = None
+        self.hides_usage = False
         self._reply = reply
         self._clock = clock
         self._times = times
@@ -269,6 +271,8 @@ class Relay:
             whole = payload
         else:
             whole = answer.events.feed(payload)
+            if self.hides_usage:
+                whole = openai.without_usage(whole)
         if whole:
             if self.phase is not Phase.FLOWING:
                 self._open_reply()

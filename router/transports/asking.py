@@ -45,6 +45,7 @@ def new_request(
         arrived=now,
         deadline=asked_deadline(said.asked, fields.timeout, now, deadline),
         is_stream=fields.stream is True,
+        tells_usage=fields.stream_options is not None and fields.stream_options.include_usage is True,
         messages=fields.messages if surface is Surface.CHAT else None,
         prompt=fields.prompt if surface is Surface.COMPLETIONS else fields.input,
         template_options=fields.template_options if fields.has_options else {},

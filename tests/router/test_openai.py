@@ -314,3 +314,26 @@ def test_there_is_no_usage_in(payload: bytes) -> None:
 def test_a_count_that_is_no_number_is_not_known(value: object) -> None:
     body = json.dumps({"usage": {"prompt_tokens": value, "prompt_tokens_details": [value]}}).encode()
     assert openai.find_usage(body) == Usage()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'{"a":1.50}', b'{"a":1.50,"stream_options":{"include_usage":true}}'),
+        (b'{"stream_options":null}', b'{"stream_options":{"include_usage":true}}'),
+        (b'{"stream_options":{"x":1,"include_usage":false}}', b'{"stream_options":{"x":1,"include_usage":true}}'),
+    ],
+)
+def test_a_stream_is_asked_for_its_usage(before: bytes, after: bytes) -> None:
+    assert openai.with_usage(before) == after
+
+
+def test_only_the_event_that_tells_nothing_but_the_usage_is_hidden() -> None:
+    text = b'data: {"choices":[{"delta":{"content":"usage \\"usage\\""}}],"usage":null}\n\n'
+    comment, odd, done = b': "usage"\n\n', b'data: not JSON, "usage"\r\n\r\n', b"data: [DONE]\n\n"
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n'
+    rest = b'data: {"choices":[],"usage"'
+    assert openai.without_usage(text + usage + comment + odd + done) == text + comment + odd + done
+    assert openai.without_usage(usage) == b""
+    assert openai.without_usage(text + rest) == text + rest, "the beginning of a very long event"
+    assert openai.without_usage(done) is done

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from router.admission.records import Book, create_key
 from router.choice import View, Weighed
 from router.core import Decision, Demand, Lease, Outcome, Prompt, Request, Surface
 from router.errand import State
@@ -278,3 +279,33 @@ async def test_who_answered_and_why_is_counted_by_model_and_replica(house: House
     assert station.metrics.requests.counts == {("none", "rejected", "404"): 1, ("m", "ok", "200"): 1}
     assert station.metrics.attempts.counts == {(replica, "ok"): 1}
     assert station.metrics.tokens.counts == {("m", "prompt"): 5, ("m", "output"): 2}
+
+
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\n'
+
+
+@pytest.mark.parametrize("is_asked_for", [False, True])
+async def test_what_a_limit_counts_is_asked_for_and_told_to_who_asked(house: House, is_asked_for: bool) -> None:
+    station = house.open()
+    book, _, token = create_key(Book(), {"name": "alice", "limits": {"tokens_per_minute": 1000}}, 0.0)
+    station.gate.callers.replace(book, station.clock())
+    body = b'{"model":"m","stream":true,"temperature":1.50}'
+    reply = house.ask(
+        is_stream=True, body=body, tells_usage=is_asked_for, headers=(("authorization", f"Bearer {token}"),)
+    )
+    exchange = await house.exchange()
+    asks = b',"stream_options":{"include_usage":true}}'
+    assert exchange.attempt.body == (body if is_asked_for else body[:-1] + asks)
+    exchange.head()
+    exchange.send(EVENT + USAGE[:20])
+    exchange.send(USAGE[20:] + DONE)
+    exchange.end()
+    assert (await house.told(reply)).answer == EVENT + (USAGE if is_asked_for else b"") + DONE
+    (account,) = station.gate.callers.accounts.values()
+    assert dict(account.headers(station.clock()))["x-ratelimit-remaining-tokens"] == "990"
+
+
+async def test_a_stream_without_a_limit_is_sent_as_it_came(house: House) -> None:
+    house.open()
+    house.ask(is_stream=True, body=b'{"model":"m","stream":true}')
+    assert (await house.exchange()).attempt.body == b'{"model":"m","stream":true}'
