@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import aiohttp
 import msgspec
@@ -70,10 +70,11 @@ class BatchClient:
 
     async def upload(self, path: Path, on_bytes: Callable[[int], None]) -> str:
         """The file's id; `on_bytes` is told how many have been read so far."""
-        form = aiohttp.FormData()
-        form.add_field("purpose", "batch")
-        form.add_field("file", _pieces(path, on_bytes), filename=path.name, content_type="application/jsonl")
-        return str((await self._ask("POST", "/v1/files", data=form))["id"])
+        with await asyncio.to_thread(path.open, "rb") as file:
+            form = aiohttp.FormData()
+            form.add_field("purpose", "batch")
+            form.add_field("file", _pieces(file, on_bytes), filename=path.name, content_type="application/jsonl")
+            return str((await self._ask("POST", "/v1/files", data=form))["id"])
 
     async def create(self, file_id: str, endpoint: str) -> BatchSeen:
         body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
@@ -148,13 +149,13 @@ def look_into(path: Path) -> tuple[int, str]:
         raise BatchFailed(f"{path} is no file of requests: its first line must be a JSON object with `url`") from None
 
 
-async def _pieces(path: Path, on_bytes: Callable[[int], None]) -> AsyncIterator[bytes]:
+async def _pieces(file: BinaryIO, on_bytes: Callable[[int], None]) -> AsyncIterator[bytes]:
+    """Of an open file: whoever refuses the upload stops this anywhere."""
     num_bytes = 0
-    with await asyncio.to_thread(path.open, "rb") as file:
-        while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
-            num_bytes += len(piece)
-            on_bytes(num_bytes)
-            yield piece
+    while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+        num_bytes += len(piece)
+        on_bytes(num_bytes)
+        yield piece
 
 
 def _batch(told: Mapping[str, Any]) -> BatchSeen:
