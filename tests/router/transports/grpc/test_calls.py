@@ -90,7 +90,7 @@ async def test_the_calls_deadline_is_the_requests() -> None:
         await rig.exchange()
         [relay] = rig.station.relays
         left_s = relay.request.deadline - rig.station.clock()
-        assert 50.0 < left_s <= 60.0
+        assert 50.0 < left_s <= 61.0  # gRPC rounds what it says of a deadline up
         rig.station.tick(61.0)
         error = await failure(call)
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
