@@ -55,15 +55,19 @@ class Peek(msgspec.Struct, kw_only=True):
 
     @property
     def template_options(self) -> Mapping[str, object]:
-        """What the chat template is rendered with besides the messages; names as engines give them to it."""
-        named = {
-            "tools": self.tools,
-            "documents": self.documents,
-            "add_generation_prompt": self.add_generation_prompt,
-            "continue_final_message": self.continue_final_message,
-        }
-        given = {name: value for name, value in named.items() if value is not None}
-        return given if self.chat_template_kwargs is None else self.chat_template_kwargs | given
+        return template_options(
+            self.chat_template_kwargs,
+            tools=self.tools,
+            documents=self.documents,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+        )
+
+
+def template_options(kwargs: Mapping[str, object] | None, **named: object) -> Mapping[str, object]:
+    """What the chat template is rendered with besides the messages; names as engines give them to it."""
+    given = {name: value for name, value in named.items() if value is not None}
+    return given if kwargs is None else {**kwargs, **given}
 
 
 _CONTENTS = (str, list, type(None))

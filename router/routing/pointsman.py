@@ -165,9 +165,9 @@ class Pointsman:
         step, odd, is_plain = fleet.step, fleet.odd, demand.adapter is None and not demand.tried
         max_in_flight, useful_depth_s, found = self.max_in_flight, self.useful_depth_s, []
         for each in replicas:
-            id, queued_s = each.id, wait_s(each, now)
             if each.in_flight + each.sibling_in_flight >= max_in_flight:
                 continue
+            id, queued_s = each.id, wait_s(each, now)
             if (each.prefilling and queued_s > useful_depth_s) or not (is_plain or _serves(demand, each)):
                 continue
             num_blocks = matches.get(id, 0)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from router.errors import InvalidRequest
-from router.openai import decoded
+from router.openai import decoded, template_options
 from router.prefix.reading import Reading
 from router.prefix.texts import ids_of_chat, ids_of_text, spelled, text_of
 
@@ -66,12 +66,11 @@ def _ids(reading: Reading, asked: TokenizeBody) -> Any:
         return ids_of_text(reading, asked.prompt or "", with_special=asked.add_special_tokens is not False)
     if asked.chat_template is not None:
         return None
-    named = {
-        "tools": asked.tools,
-        "documents": asked.documents,
-        "add_generation_prompt": asked.add_generation_prompt,
-        "continue_final_message": asked.continue_final_message,
-    }
-    given = {name: value for name, value in named.items() if value is not None}
-    options = {**(asked.chat_template_kwargs or {}), **given}
+    options = template_options(
+        asked.chat_template_kwargs,
+        tools=asked.tools,
+        documents=asked.documents,
+        add_generation_prompt=asked.add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+    )
     return ids_of_chat(reading, asked.messages, options, with_special=bool(asked.add_special_tokens))

@@ -13,7 +13,7 @@ import msgspec
 
 from router.core import Surface
 from router.errors import InvalidRequest, UpstreamStatus
-from router.openai import decoded, invalid_field
+from router.openai import decoded, invalid_field, template_options
 
 # Engines would learn nothing from these.
 _OF_NO_ENGINE = frozenset(
@@ -122,13 +122,13 @@ class Chat(Sampling, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def template_options(self) -> Mapping[str, object]:
-        named = {
-            "tools": self.tools,
-            "documents": self.documents,
-            "add_generation_prompt": self.add_generation_prompt,
-            "continue_final_message": self.continue_final_message,
-        }
-        return {**(self.chat_template_kwargs or {}), **{k: v for k, v in named.items() if v is not None}}
+        return template_options(
+            self.chat_template_kwargs,
+            tools=self.tools,
+            documents=self.documents,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+        )
 
 
 class Completion(Sampling, kw_only=True, forbid_unknown_fields=True):
