@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CODE := router engine loadtest proto/pointsman tests
 
-.PHONY: up install test test-all lint interop stubs clean
+.PHONY: up install test test-all retest lint interop stubs clean
 
 up: $(STAMP)
 	@exec $(BIN)/pointsman up
@@ -29,6 +29,10 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest
+
+# What failed in the last run, once more. Fails if nothing did: then the run broke in another way.
+retest: $(STAMP)
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 # Two real vLLMs behind the router: `make interop VLLM=PROGRAM MODEL=FOLDER [ADAPTER=FOLDER]`; the README says how to
 # have them.

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO
@@ -44,11 +44,16 @@ async def fetch(model: str) -> str:
 
 @dataclass(eq=False, slots=True)
 class Engine:
-    """One engine process on ports of its own. What it writes goes to `log`, for its last words."""
+    """One engine process on ports of its own. What it writes goes to `log`, for its last words.
+
+    `holders` are bound to the ports and never listen: nobody else is given a port before the engine listens at it,
+    nor between its death and its return.
+    """
 
     name: str
     port: int
     grpc_port: int
+    holders: Sequence[socket.socket] = ()
     log: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
     process: asyncio.subprocess.Process | None = None
 
@@ -93,6 +98,12 @@ class Engine:
         lines = self.log.read().decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
+    def close(self) -> None:
+        """Gives its ports back and forgets its log; the process has ended."""
+        self.log.close()
+        for holder in self.holders:
+            holder.close()
+
     async def _death(self) -> str:
         assert self.process is not None
         code = await self.process.wait()
@@ -105,17 +116,24 @@ class Engine:
         return f"<Engine {self.name} on {self.port} pid {self.process.pid} {state}>"
 
 
-def plan(num_replicas: int) -> list[Engine]:
-    """Engines on ports that are free now, all held until the last is known, so that they differ."""
-    holders = [socket.socket() for _ in range(2 * num_replicas)]
-    try:
-        for holder in holders:
-            holder.bind(("127.0.0.1", 0))
-        ports = [holder.getsockname()[1] for holder in holders]
-        return [Engine(f"r{i + 1}", ports[2 * i], ports[2 * i + 1]) for i in range(num_replicas)]
-    finally:
-        for holder in holders:
-            holder.close()
+def plan(num_replicas: int, taken: Container[int]) -> list[Engine]:
+    """Engines on free ports, none of them `taken` (the router's own, which it has yet to open)."""
+    return [_engine(f"r{i + 1}", _hold(taken), _hold(taken)) for i in range(num_replicas)]
+
+
+def _engine(name: str, http: socket.socket, grpc: socket.socket) -> Engine:
+    return Engine(name, http.getsockname()[1], grpc.getsockname()[1], (http, grpc))
+
+
+def _hold(taken: Container[int]) -> socket.socket:
+    """Bound to a free port. SO_REUSEADDR on both sides lets one listener in beside it."""
+    while True:
+        holder = socket.socket()
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        if holder.getsockname()[1] not in taken:
+            return holder
+        holder.close()
 
 
 async def stop(engines: Sequence[Engine]) -> None:
@@ -130,3 +148,5 @@ async def stop(engines: Sequence[Engine]) -> None:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    for engine in engines:
+        engine.close()

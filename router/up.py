@@ -60,7 +60,7 @@ async def _up(settings: Settings, num_replicas: int, model: str) -> None:
     stop, opened = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    started = engines.plan(num_replicas)
+    started = engines.plan(num_replicas, (settings.port, settings.admin_port, settings.grpc_port))
     addresses = tuple(engine.address for engine in started)
     drain_s = min(settings.drain_timeout_s, DRAIN_S)
     settings = replace(settings, replica=addresses, drain_timeout_s=drain_s)

@@ -1,12 +1,13 @@
 """Starts programs on a core of their own and stops them. Knows processes, ports and logs; knows no router."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
@@ -15,6 +16,9 @@ from typing import Self
 from loadtest.errors import LoadError
 
 _STOP_S = 6.0
+_FIRST_PORT = 10_000
+# RFC 6335.
+_FIRST_DYNAMIC_PORT = 49_152
 _LOG_BYTES = 65536
 
 
@@ -137,10 +141,36 @@ def wait_until(what_is_missing: Callable[[], str | None], program: Running, time
 
 def free_port() -> int:
     """A port of 127.0.0.1 that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports that nobody listens on, outside the range from which the kernel gives ports to who names none.
+
+    One from inside that range could be given away again before its server starts.
+    """
+    with ExitStack() as held:
+        return [held.enter_context(_bound()).getsockname()[1] for _ in range(count)]
+
+
+def _bound() -> socket.socket:
+    last = _first_given_port() - 1
+    while True:
+        holder = socket.socket()
+        try:
+            holder.bind(("127.0.0.1", random.randint(_FIRST_PORT, last)))
+        except OSError:
+            holder.close()
+            continue
+        return holder
+
+
+def _first_given_port() -> int:
+    with suppress(OSError, ValueError):
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        if first > 2 * _FIRST_PORT:
+            return first
+    return _FIRST_DYNAMIC_PORT
 
 
 def last_words(log: Path) -> str:

@@ -13,6 +13,7 @@ from typing import cast
 
 import httptools
 
+from loadtest.peers.process import free_port
 from router.spec import ReplicaSpec
 from tests.fakes import until
 
@@ -186,8 +187,7 @@ async def hostile_replica(script: Script, port: int = 0) -> AsyncIterator[Hostil
 
 def absent_replica() -> ReplicaSpec:
     """A replica on a port of loopback on which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        return ReplicaSpec(f"http://127.0.0.1:{holder.getsockname()[1]}")
+    return ReplicaSpec(f"http://127.0.0.1:{free_port()}")
 
 
 def event(text: str) -> bytes:

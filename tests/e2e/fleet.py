@@ -5,7 +5,6 @@ import os
 import queue
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
+
+from loadtest.peers.process import free_ports
 
 MODEL = "smollm2-135m-instruct"
 BIN = Path(sys.executable).parent
@@ -111,17 +112,6 @@ def _pump(process: "subprocess.Popen[str]", lines: "queue.Queue[str | None]") ->
 def port_of(process: psutil.Process) -> int:
     words = process.cmdline()
     return int(words[words.index("--port") + 1])
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def get_json(url: str) -> Any:

@@ -2,9 +2,10 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from socket import create_server
 
 from aiohttp import web
+
+from loadtest.peers.process import free_port
 
 
 @asynccontextmanager
@@ -22,5 +23,4 @@ async def served(app: web.Application) -> AsyncIterator[str]:
 
 def nobody() -> str:
     """A URL at which nobody listens."""
-    with create_server(("127.0.0.1", 0)) as holder:
-        return f"http://127.0.0.1:{holder.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"

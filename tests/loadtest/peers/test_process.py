@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.peers.process import Cores, Unavailable, free_port, last_line, run, running, wait_until
+from loadtest.peers.process import Cores, Unavailable, free_port, free_ports, last_line, run, running, wait_until
 
 
 def python(code: str) -> list[str]:
@@ -97,6 +97,10 @@ def test_what_a_command_printed_comes_with_its_exit_code() -> None:
 def test_a_command_that_takes_too_long_is_stopped() -> None:
     with pytest.raises(Unavailable, match=r"not done after 0\.2 s"):
         run(python("import time; time.sleep(60)"), 0.2)
+
+
+def test_free_ports_differ() -> None:
+    assert len(set(free_ports(50))) == 50
 
 
 def test_a_free_port_can_be_listened_on() -> None:

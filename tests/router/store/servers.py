@@ -14,6 +14,8 @@ from typing import Any
 
 import redis
 
+from loadtest.peers.process import free_port
+
 PATIENCE_S = 60.0
 
 
@@ -164,12 +166,8 @@ def free_ports(count: int) -> list[int]:
     """Each with the port 10000 above it free as well: a node's bus."""
     found: list[int] = []
     while len(found) < count:
-        with socket.socket() as one, socket.socket() as bus:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-            try:
-                bus.bind(("127.0.0.1", port + 10000))
-            except (OSError, OverflowError):
-                continue
+        port = free_port()
+        with socket.socket() as bus, suppress(OSError):
+            bus.bind(("127.0.0.1", port + 10000))
             found.append(port)
     return found
