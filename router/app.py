@@ -49,7 +49,7 @@ from router.relay import Relay, RelayTimes
 from router.replicas.discovery.static import StaticDiscovery, parse_replica, parse_replicas
 from router.replicas.registry import Registry
 from router.retries import RetryBudget
-from router.routing.presets import open_parts, preset
+from router.routing.presets import open_parts, open_policy
 from router.telemetry.journal import Journal
 from router.telemetry.metrics import Metrics
 from router.telemetry.recording import open_recording
@@ -270,7 +270,7 @@ class Router:
 
     def _new_placement(self) -> Placement:
         try:
-            policy = preset(self.settings.policy, open_parts(), random.Random(), self.settings.max_in_flight)
+            policy = open_policy(self.settings.policy, open_parts(), random.Random(), self.settings.max_in_flight)
         except PluginError as error:
             raise ConfigError(f"The setting `policy` is wrong: {error}") from None
         registry = self.registry

@@ -33,12 +33,14 @@ class Weighed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Explanation(msgspec.Struct, frozen=True, gc=False):
-    """A decision that is not taken: all replicas, and the one that would be chosen now; None: the demand would wait."""
+    """A decision that is not taken: all replicas, and the one that would be chosen now; None: the demand would wait.
+    `policy` is what the policy says of itself."""
 
     demand: Demand
     expected_output_tokens: float
     weighed: Sequence[Weighed]
     decision: Decision | None
+    policy: Mapping[str, object] = {}
 
 
 class Handover(Decision, frozen=True, kw_only=True, gc=False):

@@ -14,13 +14,14 @@ from typing import Any, NoReturn
 
 import uvloop
 
-from router import admin, batchcommands, chat, child, config, keycommands, up
+from router import admin, batchcommands, chat, child, config, keycommands, policies, up
 from router.admission.keyring import Keyring
 from router.admission.opening import open_keyring, state_folder
 from router.app import Router
 from router.commons import EMBEDDED, NONE
 from router.company import open_front
 from router.config import ConfigError, Settings
+from router.plugins import PluginError
 from router.store.connection import CONNECT_TIMEOUT_S, Store
 from router.store.errors import StoreAway
 from router.telemetry.logs import open_log
@@ -84,6 +85,18 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 def _add_check(parser: argparse.ArgumentParser) -> None:
     config.add_flags(parser)
     parser.set_defaults(command=lambda flags: _check(_settings(flags)))
+
+
+def _add_policies(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("policy", nargs="?", help="a policy's name or a recipe's file: check it, and print it as TOML")
+    parser.set_defaults(command=_policies)
+
+
+def _policies(flags: argparse.Namespace) -> int:
+    try:
+        return policies.show_policies(flags.policy)
+    except PluginError as error:
+        sys.exit(f"pointsman: {error}")
 
 
 def _add_replicas(parser: argparse.ArgumentParser) -> None:
@@ -171,6 +184,7 @@ _COMMANDS: Mapping[str, tuple[Callable[[argparse.ArgumentParser], None], str]] =
     "up": (_add_up, "fetch a small model, start engine replicas and the router, and say how to talk to them"),
     "serve": (_add_serve, "run the router in front of replicas that are there"),
     "check": (_add_check, "check the settings, and print them all as TOML"),
+    "policies": (_add_policies, "show the routing policies there are, and the parts that recipes are made of"),
     "replicas": (_add_replicas, "show the replicas of a running router"),
     "adapters": (_add_adapters, "show where each adapter stands on the replicas of a running router"),
     "explain": (_add_explain, "say where a message would be sent now, and why"),

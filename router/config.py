@@ -55,7 +55,7 @@ class Settings:
     grpc_tls_key: str = _setting("", "PEM file of that certificate's key")
     grpc_tls_client_ca: str = _setting("", "PEM file; only clients with a certificate from it may call")
     websocket_origin: tuple[str, ...] = _setting((), "pages that may open WebSockets, all by default; repeatable")
-    policy: str = _setting("pointsman", "routing preset")
+    policy: str = _setting("pointsman", "a routing policy by name, or the TOML file of a recipe: `pointsman policies`")
     model_alias: tuple[str, ...] = _setting((), "NAME=MODEL[:WEIGHT],...: another name for models")
     fallback: tuple[str, ...] = _setting((), "MODEL=OTHER,...: models tried where MODEL cannot be served; repeatable")
     pass_through: tuple[str, ...] = _setting(

@@ -59,6 +59,7 @@ def shown(explanation: Explanation) -> Json:
         "template_tokens": prompt.num_template_tokens,
         "is_exact": prompt.is_exact,
         "expected_output_tokens": round(explanation.expected_output_tokens),
+        "policy": explanation.policy,
         "chosen": chosen,
         "unit": next((each.unit for each in explanation.weighed), None),
         "reason": "no replica may take it now: it would wait" if decision is None else decision.reason,

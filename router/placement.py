@@ -43,10 +43,11 @@ class Placement:
     def explain(self, demand: Demand) -> Explanation:
         """What would be decided now. Nothing is counted, and nothing remembered."""
         view = self._view(demand)
-        expected = self.outputs.expect(demand)
+        expected, about = self.outputs.expect(demand), self.policy.about()
         if view is None:
-            return Explanation(demand, expected, (), None)
-        return Explanation(demand, expected, self.policy.explain(demand, view), self.policy.decide(demand, view))
+            return Explanation(demand, expected, (), None, about)
+        weighed, decision = self.policy.explain(demand, view), self.policy.decide(demand, view)
+        return Explanation(demand, expected, weighed, decision, about)
 
     def has_ready(self, demand: Demand) -> bool:
         return self.any_ready(demand.pool, demand.tried)

@@ -257,6 +257,9 @@ class Bookkeeper(Protocol):
 
 
 class Policy(Protocol):
+    def about(self) -> Mapping[str, object]:
+        """Its name, and what it is made of or goes by, as JSON has it."""
+
     def explain(self, demand: Demand, view: View) -> Sequence[Weighed]:
         """Every replica of the view, and what speaks for and against it. Changes nothing."""
 

@@ -35,7 +35,7 @@ LAYERS = [
     {"commons"},
     {"app", "adapting", "backlog", "explaining", "listening", "outgoing", "pages", "serving", "tokenizing"},
     {"child", "processes", "supervisor", "company"},
-    {"cli", "up", "engines", "chat", "admin", "keycommands", "batchcommands", "batchclient", "__main__"},
+    {"cli", "up", "engines", "chat", "admin", "policies", "keycommands", "batchcommands", "batchclient", "__main__"},
 ]
 ROOMS = LAYERS[2]
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

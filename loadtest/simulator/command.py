@@ -1,6 +1,7 @@
 """`pointsman-load sim`: from settings to tasks, results and what is shown of them. Knows the order of steps."""
 
 import importlib
+import random
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,9 +16,10 @@ from loadtest.simulator.bounds import Bounds, bounds_of
 from loadtest.simulator.cache import ResultCache, default_folder
 from loadtest.simulator.scenario import Scenario, checked, load_scenario
 from loadtest.simulator.settings import SimSettings
+from loadtest.simulator.station import MAX_IN_FLIGHT
 from loadtest.simulator.study import Task, find_all
-from router.plugins import unknown_name
-from router.routing.presets import NAMES
+from router.plugins import PluginError
+from router.routing.presets import NAMES, open_parts, open_policy
 
 TRACE_REPLICAS = 8
 
@@ -89,13 +91,15 @@ class Shown(AbstractContextManager["Shown"]):
 
 
 def _policies(settings: SimSettings) -> tuple[str, ...]:
-    """Those that are named; `all` stands for every one there is, round robin first."""
+    """Those that are named, recipes by their files; `all` stands for every one there is, round robin first."""
     asked = settings.policies()
     if asked == ("all",):
         return ("round-robin", *(name for name in NAMES if name != "round-robin"))
-    for policy in asked:
-        if policy not in NAMES:
-            raise UsageError(f"--policy: {unknown_name('policy', policy, NAMES)}")
+    try:
+        for policy in asked:
+            open_policy(policy, open_parts(), random.Random(), MAX_IN_FLIGHT)
+    except PluginError as error:
+        raise UsageError(f"--policy: {error}") from None
     return asked
 
 

@@ -15,9 +15,10 @@ class SimSettings:
     scenario: Annotated[
         tuple[str, ...], About("shipped scenarios (w1, w2, ...) or TOML files", is_positional=True)
     ] = ()
-    policy: Annotated[str, About("policies to compare, or all; others are compared with the first", metavar="A,B")] = (
-        "round-robin,least-request,pointsman"
-    )
+    policy: Annotated[
+        str,
+        About("policies to compare, by name or recipe file, or all; others are compared with the first", metavar="A,B"),
+    ] = "round-robin,least-request,pointsman"
     capacity: Annotated[bool, About("search the highest load with 90 % of requests within the objective")] = False
     calm: Annotated[bool, About("with --capacity: run at 70 % of it as well, for the hit ratio there")] = False
     load: Annotated[float | None, About("run at this load (default: the scenario's; 1 for a trace)", above=0)] = None

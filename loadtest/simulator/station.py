@@ -4,6 +4,7 @@ composition root wires them, on virtual time. Knows the router's cores; knows no
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from loadtest.simulator.clock import VirtualLoop
 from loadtest.simulator.job import Job
@@ -17,7 +18,7 @@ from router.replicas.identify import Card, Identity
 from router.replicas.member import Member
 from router.replicas.registry import Registry
 from router.replicas.sighting import Sighting
-from router.routing.presets import open_parts, preset
+from router.routing.presets import open_parts, open_policy
 from router.spec import ReplicaSpec
 
 MODEL = "simulated"
@@ -119,7 +120,7 @@ def open_station(
     adapters: Sequence[str] = (),
 ) -> Station:
     """A router that finds all replicas ready. Raises PluginError where there is no such policy."""
-    chance = random.Random(f"{seed}/{policy}")
+    chance = random.Random(f"{seed}/{Path(policy).stem}")  # wherever a recipe lies
     index = BlockIndex(INDEX_BYTES)
     caches = Caches(index, has_tokenizer=lambda _: True, listens=False)
     registry = Registry(
@@ -130,7 +131,7 @@ def open_station(
         clock=loop.time,
         random=chance.random,
     )
-    chosen = preset(policy, open_parts(), chance, MAX_IN_FLIGHT)
+    chosen = open_policy(policy, open_parts(), chance, MAX_IN_FLIGHT)
     placement = Placement(
         registry.available, registry.has_ready, registry.reserve, index, chosen, loop.time, on_device=index.match_device
     )

@@ -20,6 +20,7 @@ from loadtest.simulator.simulate import simulate
 from loadtest.simulator.summary import Summary, summarise
 from loadtest.simulator.workload import Workload
 from loadtest.trace import find_trace
+from router.routing.recipes import files_of, is_recipe
 
 # Of the load that was found: there a router shows whether it buys hits with latency.
 CALM_SHARE = 0.7
@@ -82,6 +83,8 @@ def find(task: Task, tell: Tell = lambda _: None) -> Found:
 def _attempt(task: Task, load: float, seed: int, min_attainment: float | None, tell: Tell) -> Summary:
     scenario = task.scenario
     parameters = [msgspec.to_builtins(scenario), _trace_key(scenario.files), load, seed, min_attainment]
+    if is_recipe(task.policy):
+        parameters.append(file_key(files_of(Path(task.policy))))
 
     def compute() -> Summary:
         workload = _workload(scenario, seed)

@@ -6,8 +6,8 @@ decision costs about the same in a fleet of sixty or of a thousand.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from heapq import nsmallest
 from itertools import islice
 from statistics import median
@@ -107,6 +107,9 @@ class Pointsman:
             prefill_s=best.step.prefill_s(num_tokens - best.held_tokens, num_tokens),
             output_tokens=view.expected_output_tokens,
         )
+
+    def about(self) -> Mapping[str, object]:
+        return {"name": self.name, "weights": asdict(self.weights), "useful_depth_s": self.useful_depth_s}
 
     def explain(self, demand: Demand, view: View) -> Sequence[Weighed]:
         options = self._weighed(demand, view, self._fleet(demand, view), view.replicas)

@@ -7,7 +7,7 @@ added up; shares of 0..1 are blended by weight. A second is not worth any number
 A part that keeps books of what it chose has a method `placed(lease)`, called once the choice is a lease.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import reduce
@@ -64,6 +64,18 @@ class FilterScorePick:
         scores = [part.scorer.score(demand, candidates) for part in self.scorers]
         chosen = self.picker.pick(demand, candidates, self._costs(scores, len(candidates)))
         return self._decision(demand, candidates[chosen], scores, chosen, expected_output_tokens)
+
+    def about(self) -> Mapping[str, object]:
+        """Parts by their classes; a weight is the share of the blend that a scorer has."""
+        total = sum(part.weight for part in self.scorers)
+        is_blend = self.unit is Unit.SHARE
+        return {
+            "name": self.name,
+            "filters": [type(each).__name__ for each in self.filters],
+            "scorers": {part.name: round(part.weight / total, 4) if is_blend else None for part in self.scorers},
+            "unit": self.unit,
+            "picker": type(self.picker).__name__,
+        }
 
     def explain(self, demand: Demand, view: View) -> Sequence[Weighed]:
         """Excluded by the first filter that drops it. Pickers may go by more than the cost."""

@@ -2,7 +2,8 @@
 nothing itself."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 from router.plugins import PluginError, Registry, open_registry, unknown_name
@@ -25,27 +26,10 @@ from router.routing.published.preble import ExploitOrExplore
 from router.routing.published.sglang import CacheAware
 from router.routing.published.token_aware import StickyUntilSaturated, UncachedTokens
 from router.routing.published.vllm_dp import WaitingAndRunning
+from router.routing.recipes import Part, Recipe, is_recipe, read_recipe
 from router.routing.scorers.requests import Requests
 
 DEFAULT = "pointsman"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of a policy: its name and options. `weight` is for scorers of a blend."""
-
-    name: str
-    options: Mapping[str, object] = field(default_factory=dict)
-    weight: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What a policy is made of. `filters` come after those that every policy has: not tried, has room, has adapter."""
-
-    picker: Part
-    scorers: tuple[Part, ...] = ()
-    filters: tuple[Part, ...] = ()
 
 
 _AMONG_EQUALS = Part("lowest-random-ties")
@@ -134,6 +118,15 @@ def open_parts() -> Parts:
         scorers=open_registry("scorer", "score", SCORERS),
         pickers=open_registry("picker", "pick", PICKERS),
     )
+
+
+def open_policy(name: str, parts: Parts, random: Random, max_in_flight: int) -> Policy:
+    """The policy of that name, or of that recipe file. Raises PluginError, with the nearest name, where there is
+    none, and where the recipe is wrong."""
+    if is_recipe(name):
+        recipe = read_recipe(Path(name))
+        return compose(recipe.name, recipe, parts, random, max_in_flight)
+    return preset(name, parts, random, max_in_flight)
 
 
 def preset(name: str, parts: Parts, random: Random, max_in_flight: int) -> Policy:

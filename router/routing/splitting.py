@@ -8,7 +8,7 @@ against the cost, by the same formula, of the replica that the other policy chos
 Requests that are not one prompt with one answer are never split.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
@@ -80,6 +80,9 @@ class Splitting:
         if not self.can_split(demand):
             return alone if parts.whole else self.inner.decide(demand, view)  # whoever cannot will say so
         return self._handover(demand, view, pair, "split" if alone is None else alone.policy)
+
+    def about(self) -> Mapping[str, object]:
+        return {**self.inner.about(), "splits": "prefill and decode, where a pair costs less"}
 
     def explain(self, demand: Demand, view: View) -> Sequence[Weighed]:
         parts = self._divided(demand, view)

@@ -5,7 +5,7 @@ that is not HTTP, or keeps its connection.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -110,6 +110,9 @@ async def test_a_router_that_drains_refuses_new_work_and_ends_what_is_open(rigs:
 @every_reply
 async def test_a_fault_of_our_own_is_a_500_that_blames_nobody(rigs: Rigs) -> None:
     class Broken:
+        def about(self) -> Mapping[str, object]:
+            return {}
+
         def explain(self, demand: Demand, view: View) -> Sequence[Weighed]:
             return ()
 

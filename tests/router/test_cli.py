@@ -139,6 +139,8 @@ def test_flags_are_not_abbreviated(run: Run) -> None:
         (["check", "--replica", "a:1"], "The setting `replica` is wrong: "),
         (["check", "--replica", "http://a,tokeniser=x"], "The setting `replica` is wrong: "),
         (["check", "--policy", "ronud-robin"], "round-robin"),
+        (["check", "--policy", "none.toml"], "The setting `policy` is wrong: cannot read the recipe none.toml"),
+        (["policies", "ronud-robin"], "round-robin"),
         (["up", "--replicas", "0"], "The flag `--replicas` must be at least 1."),
     ],
 )

@@ -84,6 +84,30 @@ def test_candidates_come_cheapest_first_with_their_terms_and_then_those_that_may
     assert answer["reason"].startswith("policy=pointsman; matched_tokens=640")
 
 
+@pytest.mark.parametrize(
+    ("policy", "made_of"),
+    [
+        ("pointsman", {"weights", "useful_depth_s"}),
+        ("llm-d-blend", {"filters", "scorers", "unit", "picker"}),
+    ],
+)
+def test_the_answer_says_what_the_policy_is_made_of_also_where_nobody_is_there(policy: str, made_of: set[str]) -> None:
+    for num_replicas in (0, 2):
+        answer: Any = shown(Fleet(num_replicas, policy_name=policy).placement.explain(make_demand()))
+        assert answer["policy"]["name"] == policy
+        assert made_of == set(answer["policy"]) - {"name"}
+
+
+def test_a_blend_s_costs_follow_from_the_terms_and_weights_that_are_shown() -> None:
+    fleet = Fleet(policy_name="llm-d-blend")
+    fleet.serve(chat(1, 640))
+    answer: Any = json.loads(json.dumps(shown(fleet.placement.explain(chat(1, 700)))))
+    weights = answer["policy"]["scorers"]
+    for each in answer["candidates"]:
+        blend = sum(weights[name] * share for name, share in each["terms"].items())
+        assert each["cost"] == pytest.approx(1.0 - blend, abs=1e-3)
+
+
 def test_a_demand_that_would_wait_is_said_to() -> None:
     fleet = Fleet(num_replicas=1, max_in_flight=1)
     lease = fleet.place(make_demand())

@@ -205,6 +205,9 @@ def test_a_policy_that_fails_counts_nothing() -> None:
     fleet = Fleet()
 
     class Broken:
+        def about(self) -> Mapping[str, object]:
+            return {}
+
         def explain(self, demand: Demand, view: View) -> Sequence[Weighed]:
             return ()
 

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -251,6 +251,9 @@ async def test_a_fault_of_our_own_is_a_500_and_a_traceback_in_the_log(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken:
+        def about(self) -> Mapping[str, object]:
+            return {}
+
         def explain(self, demand: Demand, view: View) -> Sequence[Weighed]:
             return ()
 

@@ -49,6 +49,26 @@ def test_flags_change_what_the_scenario_says(scenario: Path) -> None:
     assert (task.load, task.seeds) == (2.0, (7, 8, 9))
 
 
+def test_a_recipe_is_simulated_by_its_file_and_anew_when_it_changes(
+    scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('[picker]\ntype = "lowest-random-ties"\n[[scorers]]\ntype = "matched-share"')
+    flags = ["sim", str(scenario), "--policy", f"{recipe},round-robin", "--load", "3", "--format", "json"]
+
+    def attained() -> tuple[list[str], list[float]]:
+        assert main(flags) == 0
+        rows = json.loads(capsys.readouterr().out)
+        return [row["policy"] for row in rows], [row["ttft_ms_mean"] for row in rows]
+
+    names, before = attained()
+    assert names == [str(recipe), "round-robin"]
+    recipe.write_text('[picker]\ntype = "round-robin"')
+    _, after = attained()
+    assert after[0] == after[1] == before[1]
+    assert after[0] != before[0]
+
+
 def test_all_stands_for_every_policy_with_round_robin_first(scenario: Path) -> None:
     tasks = plan(settings(str(scenario), "--policy", "all", "--capacity"))
     assert tasks[0].policy == "round-robin"
@@ -61,6 +81,7 @@ def test_all_stands_for_every_policy_with_round_robin_first(scenario: Path) -> N
     [
         (["w1", "--policy", "pointsmann"], 'did you mean "pointsman"'),
         (["w1", "--policy", ","], "--policy"),
+        (["w1", "--policy", "none.toml"], "cannot read the recipe none.toml"),
         (["w10"], "SCENARIO"),
         ([], "SCENARIO or --trace"),
         (["w1", "--trace", "x"], "SCENARIO or --trace"),
