@@ -38,7 +38,7 @@ class Settings:
     replica: tuple[str, ...] = _setting(
         (),
         "an engine replica: URL[,tokenizer=PATH][,api_key=KEY][,kv=URL][,replay=URL][,ranks=N][,merge=MS[:N]]"
-        "[,role=prefill|decode][,models=NAME[+NAME]], of http, https, grpc or grpcs; repeatable",
+        "[,role=prefill|decode][,rtt=MS][,models=NAME[+NAME]], of http, https, grpc or grpcs; repeatable",
     )
     warm_from: tuple[str, ...] = _setting(
         (),

@@ -68,6 +68,7 @@ def _row(router: "Router", replica: Replica) -> Mapping[str, object]:
         "block_size": replica.pool.block_size if replica.pool is not None else None,
         "expected_wait_s": round(replica.expected_wait_s, 4),
         "prefill_tokens_per_s": round(replica.prefill_tokens_per_s, 1),
+        "round_trip_s": router.registry.round_trip_s(replica.id),
         "knowledge": _known(router, replica),
         "adapters": router.adapters.shown(replica.id),
     }
@@ -115,6 +116,7 @@ def add_gauges(router: "Router") -> None:
     add("pointsman_replica_expected_wait_seconds", "Before a prefill.", by_replica, lambda: each("expected_wait_s"))
     add("pointsman_replica_prefill_tokens_per_second", "Learned.", by_replica, lambda: each("prefill_tokens_per_s"))
     add("pointsman_replica_state", "1 for the state it is in.", ("replica", "state"), lambda: _states(replicas()))
+    add("pointsman_replica_round_trip_seconds", "As decisions count it.", by_replica, lambda: each("round_trip_s"))
     add(
         "pointsman_replica_knowledge",
         "1 for how its cache is known: EXACT, APPROXIMATE or BLIND.",

@@ -63,12 +63,13 @@ class Share(msgspec.Struct, eq=False):
         now, replica, num_tokens = self.clock(), self.member.replica, lease.demand.prompt.num_tokens
         lease.started_at = now
         if not self.is_silent:
+            sent_at = lease.taken_at + replica.round_trip_s  # the way there and back is no work of the replica's
             self.mark = self.member.speeds.began(
-                now, lease.taken_at, self.tokens, num_tokens, replica.num_running, replica.context_tokens, self.is_cold
+                now, sent_at, self.tokens, num_tokens, replica.num_running, replica.context_tokens, self.is_cold
             )
             if self.is_cold and not self.is_crowded_out:
                 expected_s = lease.decision.expected_wait_s + lease.decision.prefill_s + replica.step.base_s
-                self.member.residency.learn(now - lease.taken_at - expected_s)
+                self.member.residency.learn(now - sent_at - expected_s)
                 replica.adapter_load_s = self.member.residency.load_s
             replica.context_tokens += num_tokens
             self.member.take_in_speeds()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from router.core import Load, Replica
 from router.replicas.adapters import Residency, Slots
 from router.replicas.breaker import Breaker
+from router.replicas.distance import Distance
 from router.replicas.health import Health
 from router.replicas.holdings import Holdings
 from router.replicas.identify import Card, Identity
@@ -38,8 +39,12 @@ class Member:
     holdings: Holdings = field(default_factory=Holdings)
     residency: Residency = field(default_factory=Residency)
     slots: Slots | None = None
+    distance: Distance = field(init=False)
+    measured_at: float = -math.inf
 
     def __post_init__(self) -> None:
+        self.distance = Distance(self.replica.spec.round_trip_s)
+        self.distance.tell(self.replica)
         self.replica.shared_tokens = self.holdings.num_shared
         self.replica.resident_adapters = self.residency.names
         self.replica.adapter_load_s = self.residency.load_s

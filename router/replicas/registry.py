@@ -130,6 +130,7 @@ class Registry:
             member.lose(sighting.lost_at)
             self.on_lost(sighting.id)
         self._adopt_load(member, sighting)
+        member.distance.adopt(sighting.round_trip_s, member.replica)
         self._adopt_state(member, sighting)
         member.breaker.cool(sighting.cooling_until)
         self._admission_changed(member)
@@ -220,6 +221,10 @@ class Registry:
     def breaker_state(self, replica_id: str) -> str:
         """For operators to see. Raises LookupError for a replica that is not there."""
         return self._find(replica_id).breaker.state.value
+
+    def round_trip_s(self, replica_id: str) -> float | None:
+        """None while it is unknown. Raises LookupError for a replica that is not there."""
+        return self._find(replica_id).distance.round_trip_s
 
     def drain(self, replica_id: str) -> None:
         """Send it nothing new. Raises LookupError for a replica that is not there."""

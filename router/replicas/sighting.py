@@ -28,6 +28,7 @@ class Sighting(msgspec.Struct, frozen=True):
     foreign_requests: int = 0
     foreign_tokens: int = 0
     slots: Slots | None = None
+    round_trip_s: float | None = None
 
     @property
     def id(self) -> str:
@@ -48,4 +49,5 @@ def sight(member: Member, column: int | None) -> Sighting:
         foreign_requests=replica.foreign_requests,
         foreign_tokens=replica.foreign_tokens,
         slots=member.slots,
+        round_trip_s=member.distance.round_trip_s,
     )

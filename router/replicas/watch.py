@@ -17,6 +17,7 @@ import aiohttp
 from router.core import ReplicaState
 from router.errors import BadAnswer, UpstreamError
 from router.ports import Clock
+from router.replicas.distance import measure
 from router.replicas.health import probe
 from router.replicas.identify import Card, Identity, TokenizerDocument, identify, list_models
 from router.replicas.load import (
@@ -44,6 +45,7 @@ class Pace:
     models_interval_s: float = 30.0
     load_interval_s: float = 0.5
     load_max_age_s: float = 5.0
+    distance_interval_s: float = 30.0
 
 
 @dataclass(eq=False, slots=True)
@@ -110,7 +112,18 @@ class Watch:
             log.exception("cannot make out what %s serves", member.replica.id)
             self.on_bad(member, BadAnswer(f"cannot make out what {member.replica.id} serves"))
         else:
+            await self._measure(member)
             self.on_asleep(member) if await self._is_asleep(member) else self.on_good(member)
+
+    async def _measure(self, member: Member) -> None:
+        """How far away it is, now and then, unless that was said."""
+        now = self.clock()
+        if member.distance.said_s is not None or now - member.measured_at < self.pace.distance_interval_s:
+            return
+        member.measured_at = now
+        seconds = await measure(member.replica.spec.url, self.pace.probe_timeout_s)
+        if seconds is not None:
+            member.distance.learn(seconds, member.replica)
 
     def _trust(self, member: Member) -> None:
         """An outside provider is asked nothing: its breaker sees by the answers whether it is well."""

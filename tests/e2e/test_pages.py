@@ -33,6 +33,9 @@ def test_one_of_several_workers_says_what_it_would_decide_and_both_ports_describ
         assert (status, told["model"], told["unit"]) == (200, "m", "seconds")
         assert {each["replica"] for each in told["candidates"]} == {replica.id for replica in replicas}
         assert told["chosen"] in {replica.id for replica in replicas}
+        assert told["policy"]["name"] == "pointsman"
+        ways_s = [each["round_trip_s"] for each in get_json(f"{fleet.admin_url}/admin/replicas")["replicas"]]
+        assert all(way_s is not None and 0.0 < way_s < 1.0 for way_s in ways_s), "measured by the feed, told to workers"
         status, _, told = post(f"{fleet.admin_url}/admin/explain", CHAT | {"model": "none"})
         assert (status, told["error"]["code"]) == (404, "model_not_found")
         assert set(get_json(f"{fleet.url}/openapi.json")["paths"]) <= {each.path for each in DATA}

@@ -8,10 +8,10 @@ from urllib.parse import SplitResult, urlsplit
 
 from router.spec import Merge, ReplicaSpec, Role
 
-OPTIONS = ("tokenizer", "api_key", "kv", "replay", "ranks", "merge", "role", "bootstrap", "models")
+OPTIONS = ("tokenizer", "api_key", "kv", "replay", "ranks", "merge", "role", "bootstrap", "models", "rtt")
 FORM = (
     "URL[,tokenizer=PATH][,api_key=KEY][,kv=EVENTS_URL|auto][,replay=URL][,ranks=N][,merge=MS[:N]]"
-    "[,role=prefill|decode][,bootstrap=PORT][,models=NAME[+NAME]]"
+    "[,role=prefill|decode][,bootstrap=PORT][,models=NAME[+NAME]][,rtt=MS]"
 )
 # Of these an outside provider has none.
 OF_ENGINES = ("kv", "replay", "ranks", "merge", "role", "bootstrap")
@@ -20,6 +20,7 @@ SCHEMES = ("http", "https", "grpc", "grpcs")
 EVENT_SCHEMES = ("tcp", "ipc", "http", "https", "grpc")
 MOST_RANKS = 1024
 MOST_MERGE_MS, MOST_MERGED = 1000.0, 1024
+MOST_RTT_MS = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def parse_replicas(text: str) -> list[ReplicaSpec]:
     spec = ReplicaSpec(url, named.get("api_key"), named.get("tokenizer"), named.get("kv"), named.get("replay"))
     role = _parse_role(url, named.get("role"))
     spec = replace(spec, merge=merge, role=role, bootstrap_port=_parse_bootstrap(url, role, named.get("bootstrap")))
-    spec = replace(spec, models=models)
+    spec = replace(spec, models=models, round_trip_s=_parse_rtt(url, named.get("rtt")))
     return [spec] if num_ranks is None else [_of_rank(spec, rank) for rank in range(num_ranks)]
 
 
@@ -101,6 +102,18 @@ def _parse_bootstrap(url: str, role: Role | None, text: str | None) -> int | Non
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise ValueError(f"replica `{url}`: `bootstrap` must be a port from 1 to 65535, not `{text}`")
     return int(text)
+
+
+def _parse_rtt(url: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = -1.0
+    if not 0.0 <= milliseconds <= MOST_RTT_MS:
+        raise ValueError(f"replica `{url}`: `rtt` must be milliseconds from 0 to {MOST_RTT_MS:g}, not `{text}`")
+    return milliseconds / 1e3
 
 
 def _parse_merge(url: str, text: str | None) -> Merge | None:

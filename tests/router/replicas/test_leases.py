@@ -133,6 +133,19 @@ def test_the_speed_learned_holds_for_the_next_decision() -> None:
     assert 5000 < member.replica.prefill_tokens_per_s < 20_000
 
 
+def test_how_far_away_a_replica_is_is_not_taken_for_slowness() -> None:
+    """A decision adds the way to what is learned of it: it would count twice."""
+    near, far, clock = make_member("near"), make_member("far"), FakeClock()
+    far.distance.learn(0.25, far.replica)
+    for _ in range(40):
+        for member, way_s in ((near, 0.0), (far, 0.25)):
+            lease = lease_on(member, clock, 1000)
+            clock.now += 1000 / 10_000 + way_s
+            lease.start()
+            lease.release(Outcome.OK)
+    assert far.replica.prefill_tokens_per_s == pytest.approx(near.replica.prefill_tokens_per_s, rel=1e-6)
+
+
 def test_a_queue_of_prefills_shrinks_with_time_and_is_set_right_by_each_first_token() -> None:
     member, clock = make_member(), FakeClock(10.0)
     first, second = lease_on(member, clock, 2000), lease_on(member, clock, 1000)

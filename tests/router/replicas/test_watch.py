@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,6 +9,7 @@ from router.core import Replica, ReplicaState
 from router.errors import UpstreamError
 from router.ports import Clock
 from router.replicas.breaker import Breaker
+from router.replicas.distance import NUM_SAMPLES
 from router.replicas.fetch import open_session
 from router.replicas.identify import Identity, TokenizerDocument
 from router.replicas.member import Member
@@ -56,9 +58,9 @@ class Hearer(Wakes):
 
 @asynccontextmanager
 async def watching(
-    replica: FakeReplica, hearer: Hearer, clock: Clock = time.monotonic, **pace: float
+    replica: FakeReplica, hearer: Hearer, clock: Clock = time.monotonic, rtt_s: float | None = None, **pace: float
 ) -> AsyncIterator[Member]:
-    member = Member(Replica(replica.spec), Breaker())
+    member = Member(Replica(dataclasses.replace(replica.spec, round_trip_s=rtt_s)), Breaker())
     fast = Pace(**{"probe_interval_s": 0.01, "load_interval_s": 0.01, **pace})
     async with open_session() as session, asyncio.TaskGroup() as group:
         watch = Watch(
@@ -109,6 +111,22 @@ async def test_the_block_size_comes_from_the_metrics_where_the_engine_says_it_th
         replica.answers["/metrics"] = (200, VLLM_PAGE)
         await hearer.until(lambda: "good" in hearer.log)
     assert hearer.identities[0].block_size == 64
+
+
+async def test_how_far_away_a_replica_is_is_known_before_it_is_said_to_be_good() -> None:
+    hearer = Hearer()
+    async with FakeReplica("m") as replica, watching(replica, hearer, distance_interval_s=0.0) as member:
+        await hearer.until(lambda: "good" in hearer.log)
+        assert member.distance.round_trip_s is not None
+        await hearer.until(lambda: len(member.distance.samples_s) == NUM_SAMPLES)
+
+
+async def test_what_the_operator_says_of_the_way_is_not_measured() -> None:
+    hearer = Hearer()
+    async with FakeReplica("m") as replica, watching(replica, hearer, rtt_s=0.08, distance_interval_s=0.0) as member:
+        await hearer.until(lambda: hearer.log.count("good") == 3)
+        assert not member.distance.samples_s
+        assert member.replica.round_trip_s == 0.08
 
 
 async def test_a_suspect_replica_is_probed_at_once() -> None:
