@@ -24,6 +24,7 @@ from router.config import ConfigError, Settings
 from router.core import Decision, Demand, Lease, Pool, Replica, Request
 from router.errand import Errand
 from router.handover import Handovers
+from router.learning import Learning
 from router.listening import (
     LastReply,
     Served,
@@ -93,6 +94,7 @@ class Router:
         self.tokenizers = Tokenizers(self.prompts, self.caches.knowledge, logger, settings.token_cache_bytes)
         self.registry = self._new_registry()
         self.adapters = Adapters(self.commons, self.registry, sharing)
+        self.learning = Learning(self.registry, self.caches.knowledge, sharing, self.commons.store)
         self.budget = RetryBudget(settings.retry_budget_ratio)
         self.handovers: Handovers | None = None
         self.placement = self._new_placement()
@@ -129,6 +131,7 @@ class Router:
                 group.create_task(watch()),
                 group.create_task(self.tokenizers.run()),
                 group.create_task(self.adapters.run()),
+                group.create_task(self.learning.run()),
                 group.create_task(self._tick_relays()),
                 group.create_task(self._sweep(port)),
                 group.create_task(self.responses.runs.watch()),

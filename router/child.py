@@ -60,7 +60,7 @@ class _ChildRouter:
         desk = Desk(Board.attach(given.board), given.row)
         self._sharing = Sharing(desk, given.row, given.feed_address, given.wakers)
         self._router = Router(given.settings, open_log(given.settings.log_level), self._sharing)
-        self._mirror = Mirror(self._router.registry, desk, self._router.caches)
+        self._mirror = Mirror(self._router.registry, desk, self._router.caches, on_lessons=self._router.learning.heard)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()

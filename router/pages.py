@@ -49,10 +49,11 @@ async def export(router: "Router") -> bytes:
 
 
 def replica_rows(router: "Router") -> Sequence[Mapping[str, object]]:
-    return [_row(router, replica) for replica in router.registry.replicas()]
+    speeds = router.learning.shown()
+    return [_row(router, replica, speeds[replica.id]) for replica in router.registry.replicas()]
 
 
-def _row(router: "Router", replica: Replica) -> Mapping[str, object]:
+def _row(router: "Router", replica: Replica, speed: Mapping[str, object]) -> Mapping[str, object]:
     load = replica.load
     return {
         "id": replica.id,
@@ -67,8 +68,9 @@ def _row(router: "Router", replica: Replica) -> Mapping[str, object]:
         "cached_blocks": router.index.num_blocks(replica.id),
         "block_size": replica.pool.block_size if replica.pool is not None else None,
         "expected_wait_s": round(replica.expected_wait_s, 4),
-        "prefill_tokens_per_s": round(replica.prefill_tokens_per_s, 1),
         "round_trip_s": router.registry.round_trip_s(replica.id),
+        "prefill_tokens_per_s": round(replica.prefill_tokens_per_s, 1),
+        **speed,
         "knowledge": _known(router, replica),
         "adapters": router.adapters.shown(replica.id),
     }
@@ -114,9 +116,18 @@ def add_gauges(router: "Router") -> None:
 
     add("pointsman_replica_in_flight", "Open leases.", by_replica, lambda: each("in_flight"))
     add("pointsman_replica_expected_wait_seconds", "Before a prefill.", by_replica, lambda: each("expected_wait_s"))
-    add("pointsman_replica_prefill_tokens_per_second", "Learned.", by_replica, lambda: each("prefill_tokens_per_s"))
-    add("pointsman_replica_state", "1 for the state it is in.", ("replica", "state"), lambda: _states(replicas()))
     add("pointsman_replica_round_trip_seconds", "As decisions count it.", by_replica, lambda: each("round_trip_s"))
+    add("pointsman_replica_prefill_tokens_per_second", "Learned.", by_replica, lambda: each("prefill_tokens_per_s"))
+    add(
+        "pointsman_replica_speed_source",
+        "1 for where its speed is from: own samples, a sibling's, or a prior guess.",
+        ("replica", "source"),
+        router.learning.sources,
+    )
+    lessons = router.learning.lessons
+    refused = "What siblings learned and was not believed: stale, absurd, or of another model."
+    add("pointsman_lessons_refused", refused, none, lambda: [((), float(lessons.num_refused))])
+    add("pointsman_replica_state", "1 for the state it is in.", ("replica", "state"), lambda: _states(replicas()))
     add(
         "pointsman_replica_knowledge",
         "1 for how its cache is known: EXACT, APPROXIMATE or BLIND.",

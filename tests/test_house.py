@@ -33,7 +33,7 @@ LAYERS = [
     {"proxy", "relay", "placement", "handover", "workers"},
     {"transports", "jobs"},
     {"commons"},
-    {"app", "adapting", "backlog", "explaining", "listening", "outgoing", "pages", "serving", "tokenizing"},
+    {"app", "adapting", "backlog", "explaining", "learning", "listening", "outgoing", "pages", "serving", "tokenizing"},
     {"child", "processes", "supervisor", "company"},
     {"cli", "up", "engines", "chat", "admin", "policies", "keycommands", "batchcommands", "batchclient", "__main__"},
 ]

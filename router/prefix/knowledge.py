@@ -66,6 +66,8 @@ class Knowledge:
     _trusts: dict[str, Trust] = field(default_factory=dict, init=False)
     _probes: dict[str, str] = field(default_factory=dict, init=False)
     _sizes: dict[str, int] = field(default_factory=dict, init=False)
+    # Whose cache was found by its answers to hold more or less than was thought.
+    _sized: set[str] = field(default_factory=set, init=False)
     _reuse: dict[str, Reuse] = field(default_factory=dict, init=False)
     # Each in the order of its dues.
     _expected: deque[_Expected] = field(default_factory=deque, init=False)
@@ -115,6 +117,16 @@ class Knowledge:
     def forget(self, replica_id: str) -> None:
         """It failed or is gone, and what it held with it."""
         self._trusts.pop(replica_id, None)
+        self._sized.discard(replica_id)
+
+    def learned_size(self, replica_id: str) -> int | None:
+        """Blocks that its cache was found to hold; None where its answers taught nothing of it."""
+        return self.index.capacity(replica_id) if replica_id in self._sized else None
+
+    def take_size(self, replica_id: str, num_blocks: int) -> None:
+        """A sibling has found this out, which holds where nothing was found out here."""
+        if replica_id not in self._sized and not self._tells(replica_id):
+            self.index.limit(replica_id, max(MIN_CAPACITY_BLOCKS, num_blocks))
 
     def dispatched_elsewhere(self, replica_id: str, block_hashes: Sequence[int], now: float) -> None:
         """A sibling sent a prompt there, which is a guess here, too."""
@@ -149,6 +161,7 @@ class Knowledge:
         for known in (self._statuses, self._trusts, self._probes, self._sizes, self._reuse):
             for id in known.keys() - replica_ids:
                 known.pop(id)
+        self._sized &= set(replica_ids)
         for id in self._sizes:
             self._model(id)  # one that was lost came back with an empty cache of the same size
         for guesses in (self._expected, self._of_siblings):
@@ -185,10 +198,12 @@ class Knowledge:
         capacity, held = self.index.capacity(replica.id), self.index.num_blocks(replica.id)
         if reported + size < expected:
             shrunk = int(SHRINK * (held if capacity is None else min(held, capacity)))
+            self._sized.add(replica.id)
             self.index.limit(replica.id, max(MIN_CAPACITY_BLOCKS, shrunk))
         elif capacity is not None and held > SHRINK * capacity:
             most = self._sizes.get(replica.id)
             grown = int(GROW * capacity) + 1
+            self._sized.add(replica.id)
             self.index.limit(replica.id, grown if most is None else max(capacity, min(grown, most)))
 
     def _model(self, replica_id: str) -> None:

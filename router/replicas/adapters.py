@@ -34,6 +34,7 @@ class Residency:
 
     num_slots: int = NUM_SLOTS
     load_s: float = PRIOR_LOAD_S
+    num_loads: int = 0
     # With when each was used last, the least recently used first.
     _names: "OrderedDict[str, float]" = field(default_factory=OrderedDict)
     # Open requests of ours for each adapter, and adapters that only others have at work.
@@ -68,6 +69,7 @@ class Residency:
 
     def learn(self, seconds: float) -> None:
         """A first token came so much later than without a load it should have."""
+        self.num_loads += 1
         sample = min(max(seconds, self.load_s / MAX_RATIO), self.load_s * MAX_RATIO)
         self.load_s = max(MIN_LOAD_S, self.load_s + SAMPLE_WEIGHT * (sample - self.load_s))
 
@@ -88,7 +90,8 @@ class Residency:
         self._trim()
 
     def forget(self) -> None:
-        """It restarted: nothing is loaded any more."""
+        """It restarted: nothing is loaded any more, and what a load takes is to be learned anew."""
+        self.num_loads = 0
         self._names.clear()
         self._others = frozenset()
 

@@ -89,11 +89,17 @@ class Member:
         """What was learned of its speed holds for the next decision."""
         self.replica.step = self.speeds.step
 
+    def forget_speeds(self) -> None:
+        """It serves another model: nothing that was learned holds."""
+        self.speeds.forget()
+        self.take_in_speeds()
+
     def lose(self, now: float) -> None:
         """It failed or went: nothing it reported holds any more. Open leases are still counted until they end."""
         self.must_identify = True
         self.may_sleep = True
         self.lost_at = now
+        self.speeds.begin_anew()
         self.residency.forget()
         self.slots = None
         self.forget_load()

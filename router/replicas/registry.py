@@ -320,6 +320,7 @@ class Registry:
         self._regroup()
         replica, pool = member.replica, self._catalog.pools[identity.models[0]]
         if before is not None and before.models != identity.models:
+            member.forget_speeds()
             self.on_lost(replica.id)
         self.on_identified(replica, pool, document)
         self.on_seen(member)

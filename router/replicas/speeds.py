@@ -11,7 +11,8 @@ and least squares over samples that fade solve them. Coefficients are multiples 
 one wrong scale (a CPU for a GPU) is corrected at once in all of them; samples far off are weighed down.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from enum import StrEnum
 
 import msgspec
 
@@ -36,8 +37,21 @@ MIN_PREFILL_TOKENS, MIN_ANSWER_TOKENS = 64, 8
 # taken to be, one step's come within so much: else a wrong guess of steps would gather the tokens that confirm it.
 SAME_STEP, SAME_STEP_S = 0.3, 0.02
 MIN_INTERVAL_S = 0.01
+# Of the prior's share, as the middle one of the coefficients has it, what each has at least where it is a prior itself.
+LEAST_SHARE = 0.02
+# A sibling's model is of something else where so many own samples are all off by so much.
+MIN_CONTRADICTING, WRONG = 3, 3.0
 
 Row = tuple[float, float, float, float, float]
+
+
+class Source(StrEnum):
+    """Where a model of a replica's speed is from: `PRIOR` is what was taken before anything was seen, or what it was
+    before its restart."""
+
+    PRIOR = "prior"
+    SIBLING = "sibling"
+    OWN = "own"
 
 
 @dataclass(eq=False, slots=True)
@@ -63,6 +77,11 @@ class LeastSquares:
     @property
     def step(self) -> StepModel:
         return StepModel(*[multiple * unit for multiple, unit in zip(self.multiples, self._units, strict=True)])
+
+    @property
+    def scale(self) -> float:
+        """Of the prior, how much longer everything takes."""
+        return self._scale
 
     def learn(self, row: Row, seconds: float) -> None:
         """`seconds` were taken by so many steps, new tokens, pairs for attention, decodes and context tokens."""
@@ -141,6 +160,10 @@ class Speeds:
     _learned_at: float = float("-inf")
     _unseen_tokens: float | None = None
     _step: StepModel = field(init=False)
+    # Own samples up to which a sibling's model stands; 0 where none was told.
+    _num_few: int = 0
+    # Did our samples show that what a sibling told was of something else? Then none is believed.
+    is_contradicted: bool = False
 
     def __post_init__(self) -> None:
         self._step = self.squares.step
@@ -149,6 +172,35 @@ class Speeds:
     def step(self) -> StepModel:
         """The model as learned so far; the same object until more is learned."""
         return self._step
+
+    @property
+    def num_own(self) -> int:
+        """Samples seen here, of the replica as it is now."""
+        return self.squares.num_samples
+
+    @property
+    def source(self) -> Source:
+        if self.num_own > self._num_few:
+            return Source.OWN
+        return Source.SIBLING if self._num_few else Source.PRIOR
+
+    def take_over(self, step: StepModel, num_few: int) -> None:
+        """A sibling has learned this: it stands until more than `num_few` own samples are there, and after that for
+        whatever these say nothing of."""
+        self._begin(step)
+        self._num_few = num_few
+
+    def begin_anew(self) -> None:
+        """What comes back may be another machine: what it was is only the first guess."""
+        self._begin(self._step)
+        self.is_contradicted = False
+
+    def forget(self) -> None:
+        """It is another model."""
+        self._begin(PRIOR)
+
+    def _begin(self, step: StepModel) -> None:
+        self.squares, self._step, self._last, self._num_few = LeastSquares(_as_prior(step)), step, None, 0
 
     def observe(self, computed_tokens: int) -> None:
         """It says how many prompt tokens it has computed since it started. What is more than ours was others', and took
@@ -252,7 +304,18 @@ class Speeds:
 
     def _learn(self, row: Row, seconds: float) -> None:
         self.squares.learn(row, seconds)
-        self._step = self.squares.step
+        if self.squares.num_samples > self._num_few:
+            self._step = self.squares.step
+        elif self.squares.num_samples >= MIN_CONTRADICTING and not 1.0 / WRONG < self.squares.scale < WRONG:
+            self.forget()
+            self.is_contradicted = True
 
     def __repr__(self) -> str:
         return f"<Speeds {self.squares!r}>"
+
+
+def _as_prior(step: StepModel) -> StepModel:
+    """No coefficient so small beside the others that samples could not raise it again."""
+    shares = [of / unit for of, unit in zip(astuple(step), astuple(PRIOR), strict=True)]
+    least = LEAST_SHARE * sorted(shares)[2]
+    return StepModel(*[max(share, least) * unit for share, unit in zip(shares, astuple(PRIOR), strict=True)])

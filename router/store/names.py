@@ -16,11 +16,16 @@ def account(name: str) -> str:
     return f"{PREFIX}{{account/{quote(name, safe='')}}}"
 
 
+def lesson(model: str, replica: str) -> str:
+    return f"{LESSONS}{quote(model, safe='')}/{quote(replica, safe='')}"
+
+
 def response(id: str) -> str:
     return f"{RESPONSES}r:{id}"
 
 
 JOBS = PREFIX + "{jobs}:"
+LESSONS = PREFIX + "{lessons}:"
 RESPONSES = PREFIX + "{responses}:"
 BOOK = PREFIX + "{keys}:book"
 ADAPTERS = PREFIX + "{adapters}:book"

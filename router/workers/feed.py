@@ -25,6 +25,7 @@ from router.prefix.index import BlockIndex
 from router.prefix.indexer import match_in
 from router.replicas.discovery.static import StaticDiscovery, parse_replica, parse_replicas
 from router.replicas.identify import TokenizerDocument
+from router.replicas.lessons import Lesson
 from router.replicas.member import Member
 from router.replicas.registry import Registry
 from router.replicas.sighting import Sighting, sight
@@ -44,6 +45,7 @@ from router.workers.frames import (
     Find,
     Found,
     Hello,
+    Learned,
     Relist,
     Snapshot,
     Suspect,
@@ -101,6 +103,7 @@ class Feed:
         self._documents: dict[str, Document] = {}
         self._dispatched = Dispatched(MAX_KEPT_BYTES)
         self._changed: dict[str, Member] = {}
+        self._lessons: dict[str, Lesson] = {}
         self._gone: list[str] = []
         self._new_documents: list[Document] = []
         self._changes: list[tuple[str, Sequence[Change]]] = []
@@ -178,12 +181,14 @@ class Feed:
         sighting = self._known.pop(id, None)
         if sighting is not None and sighting.column is not None:
             self._desk.unseat(sighting.column)
+        self._lessons.pop(id, None)
         self._columns.retire(id, self._sequence + 1)
         self._caches.feeds.leave(id)
 
     def _lost(self, id: str) -> None:
         """In the stream of dispatches, so that it comes after what was sent there before it was lost."""
         self._caches.lost(id)
+        self._lessons.pop(id, None)
         self._tell_changes()
         self._pass_on(frames.pack(Dispatches([(id, b"")])), None)
 
@@ -258,6 +263,8 @@ class Feed:
     def _greet(self, worker: Line) -> None:
         snapshot = Snapshot(self._sequence, list(self._known.values()), list(self._documents.values()))
         worker.send(snapshot)
+        if self._lessons:
+            worker.send(Learned(list(self._lessons.values())))
         for kept in self._dispatched.frames:
             worker.send_frame(kept)
         self._tell_changes()  # what the index has already is not told twice
@@ -265,8 +272,10 @@ class Feed:
             worker.send(Told([(id, everything(self._caches.index, id))]))
             worker.send(Fed(id, status))
 
-    def _send_all(self, frame: bytes) -> None:
+    def _send_all(self, frame: bytes, sender: Line | None = None) -> None:
         for worker in self._greeted():
+            if worker is sender:
+                continue
             if worker.num_unsent > MAX_UNSENT_BYTES:
                 log.warning("worker %s does not read what the feed sends; it is cut off", self._workers[worker])
                 worker.abort()
@@ -292,12 +301,23 @@ class Feed:
             raise ValueError("a worker must say hello first")
         elif isinstance(message, Dispatches):
             self._pass_on(frames.frame(payload), worker)
+        elif isinstance(message, Learned):
+            self._keep(message.lessons)
+            self._send_all(frames.frame(payload), worker)
         elif isinstance(message, Suspect):
             self._registry.suspect(message.replica_id)
         elif isinstance(message, Relist):
             self._relist(message.replica_id)
         else:
             self._registry.cool(message.replica_id, message.until)
+
+    def _keep(self, lessons: Sequence[Lesson]) -> None:
+        """The best of each replica, for workers that come later."""
+        now = time.monotonic()
+        for lesson in lessons:
+            id = lesson.replica_id
+            if (id in self._known or not self._has_begun) and lesson.beats(self._lessons.get(id), now):
+                self._lessons[id] = lesson
 
     def _relist(self, replica_id: str) -> None:
         for member in self._registry.members():

@@ -18,6 +18,7 @@ SUMMED = frozenset(
     {
         "pointsman_replica_in_flight",
         "pointsman_index_bytes",
+        "pointsman_lessons_refused",
         "pointsman_prefix_reuse_tokens",
         "pointsman_queue_waiting",
         "pointsman_unready_waiting",
@@ -83,6 +84,7 @@ def merge_replicas(reports: Sequence[Report]) -> list[Mapping[str, object]]:
 
 _BREAKERS = ("closed", "half_open", "open")
 _KNOWLEDGE = ("EXACT", "APPROXIMATE", "BLIND")
+_SOURCES = ("prior", "sibling", "own")
 _ADAPTERS = ("waiting", "leaving", "failed", "loading", "loaded")
 
 
@@ -93,6 +95,8 @@ def _merge_row(one: dict[str, object], other: Mapping[str, object]) -> dict[str,
     merged["breaker"] = max(str(one["breaker"]), str(other["breaker"]), key=_BREAKERS.index)
     known = (str(one["knowledge"]), str(other["knowledge"]))
     merged["knowledge"] = max(known, key=lambda text: _KNOWLEDGE.index(text.partition(":")[0]))
+    merged["speed_source"] = max(str(one["speed_source"]), str(other["speed_source"]), key=_SOURCES.index)
+    merged["speed_samples"] = _number(one["speed_samples"]) + _number(other["speed_samples"])
     merged["adapters"] = _merge_adapters(_table(one["adapters"]), _table(other["adapters"]))
     return merged
 

@@ -12,9 +12,10 @@ import msgspec
 from router.core import Headers
 from router.prefix.changes import Change
 from router.prefix.follower import FeedStatus
+from router.replicas.lessons import Lesson
 from router.replicas.sighting import Sighting
 
-VERSION = 3
+VERSION = 4
 LENGTH_BYTES = 4
 # A tokenizer document is at most 64 MiB (`replicas/fetch.py`), a snapshot may hold some.
 MAX_FRAME_BYTES = 512 * 2**20
@@ -73,6 +74,12 @@ class Fed(_Message, frozen=True):
 
     replica_id: str
     status: FeedStatus
+
+
+class Learned(_Message, frozen=True):
+    """A worker to the feed, and the feed to the others: what was learned of replicas."""
+
+    lessons: Sequence[Lesson]
 
 
 class Suspect(_Message, frozen=True):
@@ -194,8 +201,8 @@ class Report(_Message, frozen=True):
     families: Sequence[Family]
 
 
-ToFeed = Hello | Suspect | Cooled | Relist | Dispatches
-FromFeed = Snapshot | Delta | Dispatches | Told | Fed
+ToFeed = Hello | Suspect | Cooled | Relist | Dispatches | Learned
+FromFeed = Snapshot | Delta | Dispatches | Told | Fed | Learned
 Order = Open | Shut | Retire | Ask | Drain | Find | Export | Explain
 News = Serving | Report | Drained | Found | Exported | Explained
 Message = ToFeed | FromFeed | Order | News

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 from router.core import Replica
 from router.prefix.caches import Caches
+from router.replicas.lessons import Lesson
 from router.replicas.registry import Registry
 from router.replicas.sighting import Sighting
 from router.spec import ReplicaSpec
 from router.workers.desk import Desk
-from router.workers.frames import Delta, Dispatches, Document, Fed, FromFeed, Snapshot, Told
+from router.workers.frames import Delta, Dispatches, Document, Fed, FromFeed, Learned, Snapshot, Told
 from router.workers.intake import Intake
 
 
@@ -25,6 +26,7 @@ class Mirror:
     desk: Desk
     caches: Caches
     clock: Callable[[], float] = time.perf_counter
+    on_lessons: Callable[[Sequence[Lesson]], None] = field(default=lambda _: None)
     has_snapshot: asyncio.Event = field(default_factory=asyncio.Event)
     _seats: dict[str, tuple[Replica, int | None]] = field(default_factory=dict, init=False)
     _documents: dict[str, Mapping[str, object]] = field(default_factory=dict, init=False)
@@ -59,6 +61,8 @@ class Mirror:
                     self._intake.told(replica_id, changes)
             case Fed():
                 self.caches.tell_status(message.replica_id, message.status)
+            case Learned():
+                self.on_lessons(message.lessons)
 
     def _learn(self, documents: Sequence[Document]) -> None:
         self._documents.update({document.model: document.fields for document in documents})

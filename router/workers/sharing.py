@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from router.core import Decision, Demand
+from router.replicas.lessons import Lesson
 from router.replicas.member import Member
 from router.workers import doors, frames
 from router.workers.desk import Desk
-from router.workers.frames import Cooled, Dispatches, FromFeed, Hello, Relist, Suspect
+from router.workers.frames import Cooled, Dispatches, FromFeed, Hello, Learned, Relist, Suspect
 from router.workers.line import Line
 
 RECONNECT_S = 0.1
@@ -39,6 +40,7 @@ class Sharing:
     _line: Line | None = field(default=None, init=False)
     _lost: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _chains: list[tuple[str, bytes]] = field(default_factory=list, init=False)
+    _lessons: dict[str, Lesson] = field(default_factory=dict, init=False)
     _told_at: dict[tuple[str, int], float] = field(default_factory=dict, init=False)
 
     async def follow(self, apply: Apply) -> None:
@@ -96,6 +98,14 @@ class Sharing:
         """An adapter came or went there: the feed shall ask."""
         self._send(Relist(member.replica.id))
 
+    def learned(self, lessons: Sequence[Lesson]) -> None:
+        """What this worker found out about replicas: the siblings may know too little of them. A new feed is told all
+        of it again."""
+        if len(self._lessons) >= MAX_REMEMBERED:
+            self._lessons.clear()
+        self._lessons.update({lesson.replica_id: lesson for lesson in lessons})
+        self._send(Learned(lessons))
+
     def count_open(self, num_open: int) -> None:
         if self.desk.row is not None:
             self.desk.row.num_open = num_open
@@ -114,11 +124,13 @@ class Sharing:
     def _greet(self, line: Line) -> None:
         self._line = line
         line.send(Hello(self.number))
+        if self._lessons:
+            line.send(Learned(list(self._lessons.values())))
 
     def _on_lost(self, _: Line) -> None:
         self._lost.set()
 
-    def _send(self, message: Suspect | Cooled | Relist) -> None:
+    def _send(self, message: Suspect | Cooled | Relist | Learned) -> None:
         if self._line is not None:
             self._line.send(message)
 

@@ -276,3 +276,22 @@ def test_a_replica_that_came_back_is_modelled_anew_and_one_that_is_gone_is_forgo
     assert rig.index.capacity("a") is None
     assert rig.knowledge.reuse() == {}
     assert "0 feeds" in repr(rig.knowledge)
+
+
+def test_what_a_cache_was_found_to_hold_is_for_siblings_to_know_who_found_nothing_out() -> None:
+    rig, other, told = Rig(), Rig(), Rig()
+    for at in range(20):
+        rig.turn(chain(8, 1000 * at), 0, 0)
+    assert rig.knowledge.learned_size("a") is None
+    rig.turn(chain(8), 8 * SIZE - 1, 0)
+    assert rig.knowledge.learned_size("a") == 144
+    other.knowledge.take_size("a", 144)
+    assert other.index.capacity("a") == 144
+    assert other.knowledge.learned_size("a") is None, "it has not found that out itself"
+    told.knowledge.told("a", SYNCED)
+    told.knowledge.take_size("a", 144)
+    assert told.index.capacity("a") is None, "it says itself what it holds"
+    rig.knowledge.take_size("a", 500)
+    assert rig.index.capacity("a") == 144
+    rig.knowledge.forget("a")
+    assert rig.knowledge.learned_size("a") is None

@@ -8,8 +8,10 @@ from router.core import Lease, Outcome, Pool, Replica, ReplicaState
 from router.errors import ConnectionCut, NoReplica, UnknownModel, UpstreamError, UpstreamStatus
 from router.replicas.registry import Registry
 from router.spec import ReplicaSpec
+from router.steps import StepModel
 from tests.router.nouns import FakeClock, make_demand
 from tests.router.replicas.fakes import FakeReplica, Fleet, Listener, make_decision, make_registry, running
+from tests.router.replicas.test_lessons import SLOW, see
 
 FOREVER_S = 3600.0
 
@@ -137,13 +139,16 @@ async def test_a_replica_that_returns_with_another_model_moves_to_its_pool() -> 
             registry.resolve("m")
 
 
-async def test_a_base_model_swapped_in_place_voids_what_was_cached() -> None:
+async def test_a_base_model_swapped_in_place_voids_what_was_cached_and_learned() -> None:
     listener = Listener()
     async with FakeReplica("m") as replica, running(make_registry(listener, Fleet(replica))) as registry:
         await registry.known("m", soon())
+        (member,) = registry.members()
+        see(member, SLOW, 20)
         replica.serve("other", adapters={})
         await known_later(listener, registry, "other")
         assert f"lost {replica.id}" in listener.log
+        assert member.replica.step == StepModel(), "and what was learned of its speed"
 
 
 async def known_later(listener: Listener, registry: Registry, model: str) -> tuple[Pool, str | None]:

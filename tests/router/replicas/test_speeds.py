@@ -1,9 +1,9 @@
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from random import Random
 
 import pytest
 
-from router.replicas.speeds import CHUNK_TOKENS, LeastSquares, Mark, Row, Speeds
+from router.replicas.speeds import CHUNK_TOKENS, LeastSquares, Mark, Row, Source, Speeds
 from router.steps import StepModel
 
 # A 70B model on four H100s, and a small one on a processor.
@@ -172,3 +172,57 @@ def test_small_prompts_and_short_answers_teach_nothing() -> None:
         speeds.ended(since, number + 0.5, 7, 0, 0)
     assert speeds.step == StepModel()
     assert repr(speeds) == "<Speeds <LeastSquares 0 samples, 2000 tokens/s>>"
+
+
+def test_a_siblings_model_stands_for_few_own_samples_which_then_win() -> None:
+    dice, speeds = Random(9), Speeds()
+    told = StepModel(*(1.5 * value for value in astuple(LARGE)))
+    speeds.take_over(told, num_few=8)
+    for number in range(120):
+        assert (speeds.step == told) is (number <= 8)
+        assert speeds.source is (Source.SIBLING if number <= 8 else Source.OWN)
+        row = random_row(dice)
+        speeds._learn(row, seconds(LARGE, row) * dice.uniform(0.9, 1.1))
+    row = random_row(dice)
+    assert seconds(speeds.step, row) == pytest.approx(seconds(LARGE, row), rel=0.2)
+
+
+@pytest.mark.parametrize("truth", [LARGE, SMALL])
+@pytest.mark.parametrize("told", [LARGE, SMALL, StepModel(), StepModel(0.0068, 1.8e-5, 1e-14, 1e-9, 7.6e-8)])
+def test_however_far_off_a_siblings_model_was_own_samples_come_to_the_truth(truth: StepModel, told: StepModel) -> None:
+    dice, speeds = Random(9), Speeds()
+    speeds.take_over(told, num_few=8)
+    for _ in range(120):
+        row = random_row(dice)
+        speeds._learn(row, seconds(truth, row) * dice.uniform(0.9, 1.1))
+    for _ in range(50):
+        row = random_row(dice)
+        assert seconds(speeds.step, row) == pytest.approx(seconds(truth, row), rel=0.25), speeds
+    if told in (LARGE, SMALL):
+        assert speeds.is_contradicted is (told != truth)
+    speeds.begin_anew()
+    assert not speeds.is_contradicted, "it may be another machine now"
+
+
+def test_what_own_samples_say_nothing_of_stays_as_it_was_told() -> None:
+    """Prompts alone were seen; the steps of decoding are the sibling's still."""
+    speeds, row = Speeds(), (1.0, 4000.0, 8e6, 0.0, 0.0)
+    speeds.take_over(LARGE, num_few=8)
+    for _ in range(20):
+        speeds._learn(row, seconds(LARGE, row))
+    assert speeds.step.decode_s(20, 200_000) == pytest.approx(LARGE.decode_s(20, 200_000), rel=0.05)
+
+
+def test_a_replica_that_comes_back_is_learned_anew_from_what_it_was() -> None:
+    dice, speeds = Random(10), Speeds()
+    for truth in (LARGE, SMALL):
+        speeds.begin_anew()
+        assert (speeds.source, speeds.num_own) == (Source.PRIOR, 0)
+        for _ in range(100):
+            row = random_row(dice)
+            speeds._learn(row, seconds(truth, row))
+        assert speeds.source is Source.OWN
+        row = random_row(dice)
+        assert seconds(speeds.step, row) == pytest.approx(seconds(truth, row), rel=0.2)
+    speeds.forget()
+    assert speeds.step == StepModel()

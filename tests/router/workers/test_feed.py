@@ -16,6 +16,7 @@ from router.errors import ConnectionCut, UpstreamStatus
 from router.prefix.caches import Caches
 from router.prefix.index import BlockIndex
 from router.prefix.knowledge import Knowing
+from router.replicas.lessons import Lessons
 from router.replicas.registry import Registry
 from router.workers import doors, frames
 from router.workers.board import Board
@@ -57,7 +58,13 @@ class Crew:
             on_suspect=self.sharing.suspected,
             on_cooled=self.sharing.cooled,
         )
-        self.mirror = Mirror(self.registry, desk, self.caches)
+        self.lessons = Lessons(self.registry.members)
+        self.mirror = Mirror(
+            self.registry,
+            desk,
+            self.caches,
+            on_lessons=lambda told: self.lessons.take(told, self.registry.clock()),
+        )
         self.task = asyncio.create_task(self.sharing.follow(self.mirror.apply))
 
     def states(self) -> dict[str, str]:

@@ -21,6 +21,8 @@ def row(**fields: object) -> dict[str, object]:
         "cached_blocks": 0,
         "expected_wait_s": 0.0,
         "prefill_tokens_per_s": 2000.0,
+        "speed_source": "prior",
+        "speed_samples": 0,
         "knowledge": "EXACT",
         "adapters": {},
         **fields,
@@ -75,6 +77,12 @@ def test_a_replicas_row_is_the_sum_of_what_workers_have_and_the_worst_of_what_th
     other = row(in_flight=3, breaker="half_open", cached_blocks=7, expected_wait_s=0.25, knowledge=doubt)
     (merged,) = merge_replicas([report(replicas=(one,)), report(replicas=(other,))])
     assert merged == row(in_flight=5, breaker="open", cached_blocks=7, expected_wait_s=0.5, knowledge=doubt)
+
+
+def test_of_a_speed_whose_samples_say_most_of_it_is_shown() -> None:
+    rows = [row(speed_source=source, speed_samples=count) for source, count in (("sibling", 3), ("own", 40))]
+    (merged,) = merge_replicas([report(replicas=(each,)) for each in rows])
+    assert merged == row(speed_source="own", speed_samples=43)
 
 
 def test_of_an_adapter_what_the_worker_that_looks_after_it_knows_is_shown() -> None:
