@@ -132,14 +132,15 @@ def _help(text: str, default: Any) -> str:
 
 def _kind(hint: Any, default: Any, metavar: str | None) -> dict[str, Any]:
     """The argparse options of a field's type."""
+    if type(None) in get_args(hint):
+        hint = next(part for part in get_args(hint) if part is not type(None))
     if hint is bool:
         return {"action": "store_false" if default else "store_true"}
     if get_origin(hint) is Literal:
         return {"type": _choice(get_args(hint)), "metavar": "|".join(get_args(hint))}
     if get_origin(hint) is tuple:
         return {"action": "append", "metavar": "URL"}
-    plain = next((part for part in get_args(hint) if part is not type(None)), hint)
-    return {"type": _converter(plain), "metavar": metavar or _METAVARS[plain]}
+    return {"type": _converter(hint), "metavar": metavar or _METAVARS[hint]}
 
 
 def _converter(plain: type) -> Callable[[str], Any]:

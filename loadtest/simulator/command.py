@@ -117,7 +117,7 @@ def _scenarios(settings: SimSettings) -> list[tuple[str, Scenario]]:
 
 def _changed(settings: SimSettings, scenario: Scenario) -> Scenario:
     """What flags say goes before the file."""
-    fleet = _given(settings, "replicas", "host_tokens")
+    fleet = _given(settings, "replicas", "host_tokens", "half")
     known = _given(settings, "routers", "metrics_interval_ms", "kv_event_delay_ms")
     if not settings.kv_events:
         known["kv_events"] = False

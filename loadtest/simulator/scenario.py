@@ -16,7 +16,7 @@ from loadtest.simulator.knowledge import Knowledge
 from loadtest.simulator.profile import Profile, profile
 from loadtest.simulator.sessions import Sessions, Users, check_kind
 from loadtest.simulator.setup import Lora
-from loadtest.simulator.workload import PLAIN_BLOCK_SIZE, Corpus, Replay, Workload, Writer, corpus, replayed
+from loadtest.simulator.workload import PLAIN_BLOCK_SIZE, Corpus, Half, Replay, Workload, Writer, corpus, replayed
 from loadtest.trace import find_trace
 
 _SHIPPED = Path(__file__).parent.parent / "scenarios"
@@ -40,7 +40,8 @@ class Adapters(_Table, frozen=True, kw_only=True):
 
 class Scenario(_Table, frozen=True, kw_only=True):
     """`load`: where a search for capacity begins, and where a run is that is not told otherwise. One of `traces`,
-    `corpus` and `sessions` is given; `seconds`, `copies` and `prefixes_of` belong to traces, see `workload.Replay`."""
+    `corpus` and `sessions` is given; `seconds`, `half`, `copies` and `prefixes_of` belong to traces, see
+    `workload.Replay`."""
 
     about: str
     profile: str
@@ -49,6 +50,7 @@ class Scenario(_Table, frozen=True, kw_only=True):
     load_unit: str = "x"
     traces: tuple[str, ...] = ()
     seconds: float | None = None
+    half: Half | None = None
     copies: int = 1
     prefixes_of: str | None = None
     corpus: Corpus | None = None
@@ -84,6 +86,7 @@ class Scenario(_Table, frozen=True, kw_only=True):
             traces=self.traces,
             block_size=self.block_size,
             seconds=self.seconds,
+            half=self.half,
             copies=self.copies,
             has_adapters=self.adapters is not None,
             num_adapters=self.adapters.count or None if self.adapters is not None else None,
@@ -126,7 +129,7 @@ def _faults(scenario: Scenario) -> Iterator[tuple[str, bool, str]]:
     num_sources = bool(scenario.traces) + (scenario.corpus is not None) + (scenario.sessions is not None)
     yield "traces", num_sources != 1, "or corpus or sessions: give exactly one of them"
     if not scenario.traces:
-        for field in ("seconds", "prefixes_of", "adapters"):
+        for field in ("seconds", "half", "prefixes_of", "adapters"):
             yield field, getattr(scenario, field) is not None, "needs traces"
         yield "copies", scenario.copies != 1, "needs traces"
     yield "copies", scenario.copies < 1, "must be at least 1"

@@ -26,6 +26,10 @@ class SimSettings:
     seed: Annotated[int, About("the first seed: jitter, arrivals, ties")] = 0
     trace: Annotated[str | None, About("a trace instead of a scenario: shipped, or a file", metavar="NAME|PATH")] = None
     profile: Annotated[str, About("the engine that the trace runs on")] = "llama3-70b-h100-tp4"
+    half: Annotated[
+        Literal["first", "second"] | None,
+        About("only this half of the traces' requests: to check on one what was tuned on the other"),
+    ] = None
     replicas: Annotated[int | None, About("fleet size (default: the scenario's; 8 for a trace)", at_least=1)] = None
     host_tokens: Annotated[
         int | None, About("tokens in each replica's host tier (default: as above; 0)", at_least=0)

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import msgspec
 
@@ -17,6 +18,7 @@ from router.core import Prompt
 # Blocks of what comes without any: a trace of lengths only.
 PLAIN_BLOCK_SIZE = 512
 _COPIES_WITHIN_S = 60.0
+Half = Literal["first", "second"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,15 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How traces become requests. `seconds` keeps their beginning only; `copies` of each row come, the others within a
+    """How traces become requests. `seconds` keeps their beginning only, and `half` the first or the second half of
+    each one's rows: what was tuned on one can be checked on the other. `copies` of each row come, the others within a
     minute after it. A trace's tenants are its `adapters`, or it has as many as `num_adapters`, by Zipf's law: then the
     exponent is 1. `prefixes_of`: each tenant's prompts begin as those of this trace do, one after the other."""
 
     traces: tuple[str, ...]
     block_size: int | None = None
     seconds: float | None = None
+    half: Half | None = None
     copies: int = 1
     has_adapters: bool = False
     num_adapters: int | None = None
@@ -93,10 +97,9 @@ def replayed(plan: Replay, profile: Profile, seed: int) -> Workload:
     size = plan.block_size or max(trace.block_size or PLAIN_BLOCK_SIZE for trace in loaded)
     writer = Writer(profile, size)
     rows = [
-        _Placed(row.at_s, place, row, trace.block_size or size)
+        _Placed(at_s, place, row, trace.block_size or size)
         for place, trace in enumerate(loaded)
-        for row in trace.rows
-        if plan.seconds is None or row.at_s < plan.seconds
+        for at_s, row in _kept(plan, trace)
     ]
     ordered = sorted(_copied(rows, plan.copies, seed), key=lambda each: (each.at_s, each.place))
     if plan.prefixes_of is not None:
@@ -150,6 +153,17 @@ class _Placed:
     block_tokens: int
     copy: int = 0
     owner: str | None = None
+
+
+def _kept(plan: Replay, trace: Trace) -> Iterator[tuple[float, Row]]:
+    """Rows of the trace and when they come: a second half begins at once."""
+    rows = [row for row in trace.rows if plan.seconds is None or row.at_s < plan.seconds]
+    middle = len(rows) // 2
+    if plan.half is not None:
+        rows = rows[:middle] if plan.half == "first" else rows[middle:]
+    since_s = rows[0].at_s if plan.half == "second" and rows else 0.0
+    for row in rows:
+        yield row.at_s - since_s, row
 
 
 def _copied(rows: list[_Placed], copies: int, seed: int) -> Iterator[_Placed]:

@@ -36,6 +36,8 @@ def test_flags_change_what_the_scenario_says(scenario: Path) -> None:
         "--no-fair-shares",
         "--metrics-interval-ms",
         "50",
+        "--half",
+        "second",
     )
     (task,) = plan(settings(str(scenario), "--policy", "random", *flags, "--load", "2", "--seeds", "3", "--seed", "7"))
     changed = task.scenario
@@ -46,6 +48,7 @@ def test_flags_change_what_the_scenario_says(scenario: Path) -> None:
         50,
     )
     assert not changed.knowledge.fair_shares
+    assert changed.half == "second"
     assert (task.load, task.seeds) == (2.0, (7, 8, 9))
 
 
@@ -89,6 +92,8 @@ def test_all_stands_for_every_policy_with_round_robin_first(scenario: Path) -> N
         (["w1", "--capacity", "--seeds", "2"], "--seeds"),
         (["w1", "--calm"], "--calm"),
         (["w1", "--seeds", "0"], "--seeds"),
+        (["w1", "--half", "third"], "--half"),
+        (["w5", "--half", "first"], "half needs traces"),
         (["w1", "--load", "0"], "--load"),
         (["--trace", "nothing-of-that-name"], "--trace"),
         (["--trace", "arena_adapters_vtc", "--profile", "llama"], "--profile"),

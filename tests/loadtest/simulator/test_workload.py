@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,22 @@ def test_seconds_cut_and_copies_are_other_users(tmp_path: Path) -> None:
     workload = replayed(Replay((path,), seconds=10.0, copies=3), PROFILE, seed=0)
     assert len(workload.arrivals) == 6
     assert len({arrival.ask.prompt.block_hashes[0] for arrival in workload.arrivals}) == 3
+
+
+def test_the_halves_of_each_trace_share_no_row_and_the_second_begins_at_once(tmp_path: Path) -> None:
+    one = written(tmp_path, [(row * 3000, 600 + row, [row]) for row in range(7)], "one")
+    two = written(tmp_path, [(row * 3000, 900 + row, [row]) for row in range(4)], "two")
+
+    def lengths(**given: Any) -> list[int]:
+        return sorted(each.ask.prompt.num_tokens for each in replayed(Replay((one, two), **given), PROFILE, 0).arrivals)
+
+    assert lengths(half="first") == [600, 601, 602, 900, 901]
+    assert lengths(half="second") == [603, 604, 605, 606, 902, 903]
+    assert sorted(lengths(half="first") + lengths(half="second")) == lengths()
+    assert lengths(half="second", seconds=10.0) == [602, 603, 902, 903]
+    second = replayed(Replay((one,), half="second"), PROFILE, 0)
+    assert second.arrivals[0].at_s == 0.0
+    assert second.arrivals[-1].at_s == pytest.approx(9.0)
 
 
 def test_tenants_have_prefixes_of_their_own(tmp_path: Path) -> None:
