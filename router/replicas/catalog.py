@@ -5,7 +5,7 @@ its model. A replica that is down still counts: names are stable until it is gon
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from router.core import Pool
@@ -13,7 +13,10 @@ from router.errors import UnknownModel
 from router.replicas.identify import Card, Identity
 from router.replicas.member import Member
 
-DEFAULT_BLOCK_SIZE = 16  # tokens
+# The least tokens that a block has, whatever the engine's own: where some replica tells of its blocks, and where all
+# that is known is our own dispatches, for which half as many hashes are as good.
+LEAST_TOLD_TOKENS = 16
+LEAST_GUESSED_TOKENS = 32
 MAX_NAMES_SHOWN = 20
 
 log = logging.getLogger(__name__)
@@ -33,8 +36,9 @@ class Catalog:
                 sharing.setdefault(member.identity.models[0], []).append((member, member.identity))
         self.pools = {model: self.pools.get(model) or Pool(model) for model in sharing}
         for model, pool in self.pools.items():
-            _settle(pool, [identity for _, identity in sharing[model]])
-            for member, _ in sharing[model]:
+            members_of, identities_of = zip(*sharing[model], strict=True)
+            _settle(pool, identities_of, is_told=any(member.replica.spec.kv is not None for member in members_of))
+            for member in members_of:
                 member.replica.pool = pool
         identities = {model: [identity for _, identity in shared] for model, shared in sharing.items()}
         self._names = _name(self.pools, identities)
@@ -62,19 +66,20 @@ class Catalog:
         return f"The model `{model}` does not exist. Known models: {shown}{more}."
 
 
-def _settle(pool: Pool, identities: list[Identity]) -> None:
+def _settle(pool: Pool, identities: Sequence[Identity], *, is_told: bool) -> None:
     """What all replicas of a pool can do: the first block size that one says, the shortest of their contexts."""
     sizes = [identity.block_size for identity in identities if identity.block_size is not None]
     if len(set(sizes)) > 1:
         log.warning("pool %s: replicas differ in block size %s, taking %d", pool.model, sorted(set(sizes)), sizes[0])
-    pool.block_size = _hashable_block_size(sizes[0]) if sizes else DEFAULT_BLOCK_SIZE
+    least = LEAST_TOLD_TOKENS if is_told else LEAST_GUESSED_TOKENS
+    pool.block_size = _at_least(least, sizes[0]) if sizes else least
     lengths = [identity.max_model_len for identity in identities if identity.max_model_len is not None]
     pool.max_model_len = min(lengths, default=None)
 
 
-def _hashable_block_size(block_size: int) -> int:
+def _at_least(least: int, block_size: int) -> int:
     """A multiple of the engine's that is not tiny: SGLang's pages are one token by default, too small to hash each."""
-    return block_size * -(-DEFAULT_BLOCK_SIZE // block_size)
+    return block_size * -(-least // block_size)
 
 
 def _name(pools: Mapping[str, Pool], identities: Mapping[str, list[Identity]]) -> dict[str, tuple[Pool, str | None]]:

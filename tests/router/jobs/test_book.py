@@ -286,7 +286,7 @@ def _may_follow(was: JobState, now: JobState) -> bool:
 
 async def test_who_has_many_thousands_waiting_claims_as_fast_as_who_has_few(book: JobBook) -> None:
     """No move looks at more than its own jobs: the work that Redis counts for a claim does not grow with the queue."""
-    await book.submit([new("first")])
+    await book.submit([new("first"), new("second"), new("third")])
     few = await _work_of_a_claim(book)
     for start in range(0, 20_000, 1000):
         await book.submit([new(f"j{start + number}") for number in range(1000)])
@@ -294,11 +294,12 @@ async def test_who_has_many_thousands_waiting_claims_as_fast_as_who_has_few(book
 
 
 async def _work_of_a_claim(book: JobBook) -> int:
-    """Commands that Redis ran for one."""
-    before = await book.store.call("INFO", "stats")
-    await book.claim(1)
-    after = await book.store.call("INFO", "stats")
-    return _processed(after) - _processed(before)
+    """Commands that Redis ran for one: the fewest of three, for a connection that is made anew says more."""
+    counts = [_processed(await book.store.call("INFO", "stats"))]
+    for _ in range(3):
+        await book.claim(1)
+        counts.append(_processed(await book.store.call("INFO", "stats")))
+    return min(after - before for before, after in itertools.pairwise(counts))
 
 
 def _processed(info: object) -> int:

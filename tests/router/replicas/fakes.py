@@ -184,10 +184,15 @@ def make_identity(*models: str, adapters: Sequence[str] = (), **options: Any) ->
 
 
 def make_member(
-    name: str = "a", identity: Identity | None = None, state: ReplicaState = ReplicaState.READY, **breaker: float
+    name: str = "a",
+    identity: Identity | None = None,
+    state: ReplicaState = ReplicaState.READY,
+    kv: str | None = None,
+    **breaker: float,
 ) -> Member:
     """A member that serves `m`, or what its identity says."""
-    member = Member(Replica(ReplicaSpec(f"http://{name}"), state=state), Breaker(random=lambda: 0.0, **breaker))  # type: ignore[arg-type]
+    replica = Replica(ReplicaSpec(f"http://{name}", kv=kv), state=state)
+    member = Member(replica, Breaker(random=lambda: 0.0, **breaker))  # type: ignore[arg-type]
     member.identify(identity or make_identity("m"), now=0.0)
     return member
 

@@ -85,9 +85,16 @@ def test_a_pool_can_what_all_its_replicas_can() -> None:
     assert (pool.block_size, pool.max_model_len) == (32, 2048)
 
 
-@pytest.mark.parametrize(("engines", "pools"), [(None, 16), (1, 16), (5, 20), (16, 16), (128, 128)])
-def test_blocks_are_whole_pages_of_the_engine_and_never_tiny(engines: int | None, pools: int) -> None:
-    assert make_catalog(make_member("a", make_identity("m", block_size=engines))).pools["m"].block_size == pools
+@pytest.mark.parametrize(("engines", "guessed"), [(None, 32), (1, 32), (5, 35), (16, 32), (128, 128)])
+def test_blocks_are_whole_pages_of_the_engine_and_never_tiny(engines: int | None, guessed: int) -> None:
+    assert make_catalog(make_member("a", make_identity("m", block_size=engines))).pools["m"].block_size == guessed
+
+
+@pytest.mark.parametrize(("engines", "told"), [(None, 16), (1, 16), (5, 20), (16, 16), (128, 128)])
+def test_blocks_are_smaller_where_one_replica_tells_of_them(engines: int | None, told: int) -> None:
+    teller = make_member("b", make_identity("m", block_size=engines), kv="tcp://b:5557")
+    catalog = make_catalog(make_member("a", make_identity("m", block_size=engines)), teller)
+    assert catalog.pools["m"].block_size == told
 
 
 def test_models_are_listed_in_openais_shape_with_parents() -> None:

@@ -73,7 +73,7 @@ async def test_what_a_replica_serves_is_told_with_its_tokenizer() -> None:
         async with running(make_registry(listener, Fleet(ours, foreign))) as registry:
             await listener.until(lambda: len(listener.documents) == 2)
             assert listener.documents == {ours.id: document | {"tokenizer": "{}"}, foreign.id: None}
-            assert {(pool.model, pool.block_size) for pool in registry.pools()} == {("m", 32), ("other", 16)}
+            assert {(pool.model, pool.block_size) for pool in registry.pools()} == {("m", 32), ("other", 32)}
 
 
 async def test_a_killed_replica_is_lost_at_the_first_failed_request_and_back_at_its_first_good_probe() -> None:
