@@ -345,7 +345,7 @@ class Router:
             prompts=self.prompts,
             queue=self.queue,
             placer=self.placement,
-            upstream=with_handovers(with_merging(self.upstream, self._specs), self.handovers),
+            upstream=with_handovers(with_merging(self.upstream, self._specs, self.metrics), self.handovers),
             clock=time.monotonic,
             limits=ProxyLimits(
                 max_attempts=settings.max_attempts,

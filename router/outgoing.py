@@ -37,9 +37,16 @@ def open_upstream(clock: Clock, specs: Iterable[ReplicaSpec], ids: TokenIds) -> 
     return SchemeUpstream(http, GrpcUpstream(clock, Planner(ids)))
 
 
-def with_merging(pool: Upstream, specs: Iterable[ReplicaSpec]) -> Upstream:
+def with_merging(pool: Upstream, specs: Iterable[ReplicaSpec], metrics: Metrics) -> Upstream:
     """The pool itself where no replica is sent several requests as one."""
-    return MergingUpstream(pool, _prompt_tokens) if any(spec.merge is not None for spec in specs) else pool
+    if not any(spec.merge is not None for spec in specs):
+        return pool
+
+    def count(replica_id: str, num_requests: int) -> None:
+        metrics.merged_calls.add((replica_id,))
+        metrics.merged_requests.add((replica_id,), num_requests)
+
+    return MergingUpstream(pool, _prompt_tokens, count)
 
 
 def with_handovers(upstream: Upstream, handovers: Handovers | None) -> Upstream:

@@ -117,6 +117,8 @@ class Metrics:
         self.retries = c("pointsman_retries", "Attempts after the first, by the error before.", ("reason",))
         halves = ("prefill", "decode", "outcome")
         self.handovers = c("pointsman_handovers", "Prompts computed by one for another, by how it went.", halves)
+        self.merged_calls = c("pointsman_merged_calls", "Calls to replicas for several requests.", ("replica",))
+        self.merged_requests = c("pointsman_merged_requests", "Requests that went in such calls.", ("replica",))
         self.tokens = c("pointsman_tokens", "Tokens as replicas reported them.", ("model", "kind"))
         self.predicted = c("pointsman_predicted_cached_tokens", "Prompt tokens expected in the cache.", ("model",))
         self.first_byte = h("pointsman_time_to_first_token_seconds", "Arrival to first content byte.", ("model",))
@@ -128,8 +130,9 @@ class Metrics:
         self._gauges.append((name, help, labels, samples))
 
     def collect(self) -> Iterator[Metric]:
-        counted = (self.requests, self.attempts, self.retries, self.tokens, self.predicted, self.handovers)
-        for metric in (*counted, self.first_byte, self.duration, self.placed):
+        counted = (self.requests, self.attempts, self.retries, self.tokens, self.predicted)
+        special = (self.handovers, self.merged_calls, self.merged_requests)
+        for metric in (*counted, *special, self.first_byte, self.duration, self.placed):
             yield metric.family()
         for name, help, labels, samples in self._gauges:
             family = GaugeMetricFamily(name, help, labels=labels)

@@ -24,16 +24,17 @@ _CREDENTIALS = ("authorization", "x-api-key", "api-key")
 _BACKPRESSURE = (429, 503)
 
 NumTokens = Callable[[Sink], int | None]
+OnMerged = Callable[[str, int], None]
 
 
 @dataclass(eq=False, slots=True)
 class MergingUpstream:
-    """`num_tokens(sink)`: of the prompt of the request behind it, where they are known exactly."""
+    """`num_tokens(sink)`: of the prompt of the request behind it, where they are known exactly. `on_merged` hears which
+    replica a call goes to, by id, and for how many requests."""
 
     inner: Upstream
     num_tokens: NumTokens = lambda _: None
-    num_merged: int = 0
-    num_calls: int = 0
+    on_merged: OnMerged = lambda _id, _num_requests: None
     _gathering: dict[tuple[object, ...], "_Call"] = field(default_factory=dict)
     _opening: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -89,7 +90,7 @@ class MergingUpstream:
             sink.on_error(error)
 
     def __repr__(self) -> str:
-        return f"<MergingUpstream {len(self._gathering)} calls gather, {self.num_merged} requests in {self.num_calls}>"
+        return f"<MergingUpstream {len(self._gathering)} calls gather>"
 
 
 @dataclass(eq=False, slots=True)
@@ -197,8 +198,7 @@ class _Call:
             first = self.members[0].attempt
             body = joined([member.part for member in self.members])
             self._num_tokens = [self._upstream.num_tokens(each.sink) for each in self.members if each.sink is not None]
-            self._upstream.num_calls += 1
-            self._upstream.num_merged += len(self.members)
+            self._upstream.on_merged(first.replica.id, len(self.members))
             self._leg = self._upstream.begin(msgspec.structs.replace(first, body=body), self)
 
     def left(self) -> None:

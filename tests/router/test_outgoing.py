@@ -5,6 +5,7 @@ import json
 from router.core import Surface
 from router.outgoing import with_merging
 from router.spec import Merge, ReplicaSpec
+from router.telemetry.metrics import Metrics
 from router.upstream.merging import MergingUpstream
 from tests.fakes import FakeReply, FakeUpstream, Station, until
 from tests.router.nouns import make_request
@@ -14,13 +15,15 @@ LONG_S = 3600.0
 
 def test_where_no_replica_merges_there_is_nothing_around_the_pool() -> None:
     pool = FakeUpstream()
-    assert with_merging(pool, [ReplicaSpec("http://a")]) is pool
-    assert isinstance(with_merging(pool, [ReplicaSpec("http://a", merge=Merge(0.01))]), MergingUpstream)
+    assert with_merging(pool, [ReplicaSpec("http://a")], Metrics()) is pool
+    merging = with_merging(pool, [ReplicaSpec("http://a", merge=Merge(0.01))], Metrics())
+    assert isinstance(merging, MergingUpstream)
 
 
 async def test_merged_requests_have_a_lease_each_and_are_told_their_own_tokens() -> None:
     pool, specs = FakeUpstream(has_idle=True), [ReplicaSpec("http://a", merge=Merge(LONG_S, 8))]
-    station = Station(with_merging(pool, specs), specs)
+    metrics = Metrics()
+    station = Station(with_merging(pool, specs, metrics), specs)
     replies = [FakeReply() for _ in range(8)]
     for number, reply in enumerate(replies):
         body = json.dumps({"model": "m", "input": "x" * (number + 1)}).encode()
@@ -35,12 +38,14 @@ async def test_merged_requests_have_a_lease_each_and_are_told_their_own_tokens()
     told = [json.loads(reply.answer) for reply in replies]
     assert [each["data"] for each in told] == [[{"index": 0, "embedding": [number]}] for number in range(8)]
     assert [each["usage"]["prompt_tokens"] for each in told] == [65] * 8
+    replica = (station.registry.replicas()[0].id,)
+    assert (metrics.merged_calls.counts, metrics.merged_requests.counts) == ({replica: 1}, {replica: 8})
     assert not station.left_over
 
 
 async def test_a_client_that_leaves_a_merged_call_frees_its_place_and_the_others_are_served() -> None:
     pool, specs = FakeUpstream(has_idle=True), [ReplicaSpec("http://a", merge=Merge(LONG_S, 2))]
-    station = Station(with_merging(pool, specs), specs)
+    station = Station(with_merging(pool, specs, Metrics()), specs)
     replies = [FakeReply(), FakeReply()]
     for number, reply in enumerate(replies):
         body = json.dumps({"model": "m", "input": "x" * (number + 1)}).encode()

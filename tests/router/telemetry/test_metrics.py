@@ -27,6 +27,8 @@ def test_a_fresh_page_names_every_metric_with_help_and_type() -> None:
         "pointsman_attempts": "counter",
         "pointsman_retries": "counter",
         "pointsman_handovers": "counter",
+        "pointsman_merged_calls": "counter",
+        "pointsman_merged_requests": "counter",
         "pointsman_tokens": "counter",
         "pointsman_predicted_cached_tokens": "counter",
         "pointsman_time_to_first_token_seconds": "histogram",
