@@ -65,10 +65,14 @@ class Handovers:
     def plan_of(self, attempt: Attempt, sink: Sink) -> "_Pair | None":
         """How to send the request behind the sink; None where one replica does it."""
         lease = sink.lease if isinstance(sink, Relay) else None
-        pair = self._open.get(lease) if lease is not None else None
+        pair = self.pair_of(lease) if lease is not None else None
         if pair is not None:
             pair.prepare(attempt)
         return pair
+
+    def pair_of(self, lease: Lease) -> "_Pair | None":
+        """Of an open lease: None where one replica does it all."""
+        return self._open.get(lease)
 
     def count(self, lease: Lease, first: Lease, outcome: str) -> None:
         self.metrics.handovers.add((first.replica.id, lease.replica.id, outcome))

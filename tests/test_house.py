@@ -52,7 +52,7 @@ ADMISSION = Path("loadtest/admission")
 JOBS = Path("loadtest/jobs")
 # So does a benchmark of the engine's own Python.
 ENGINE_STEPS = Path("loadtest/engine_steps.py")
-SIMULATED = ROUTER_CORES | {"errors", "placement", "plugins", "ports"}
+SIMULATED = ROUTER_CORES | {"choice", "errors", "handover", "placement", "plugins", "ports", "retries", "telemetry"}
 WITH_TORCH = (
     *("engine/runner.py", "engine/sampler.py", "engine/drawing.py", "engine/logits.py", "engine/pooling.py"),
     "engine/lora.py",

@@ -20,6 +20,8 @@ _ENTRIES = tuple(f"loadtest/simulator/{name}.py" for name in ("simulate", "scena
 _TABLES = ("loadtest/traces/engine_profiles.json", "loadtest/traces/workload_catalog.json")
 # This file imports all policies, but one is simulated: others' results do not hang on ours, nor ours on theirs.
 _PRESETS, _OURS, _PUBLISHED = "router/routing/presets.py", "router/routing/pointsman.py", "router/routing/published/"
+# Those that only fleets with roles need.
+_PAIRED = frozenset({"router/handover.py", "router/routing/splitting.py"})
 
 _Value = TypeVar("_Value", bound=msgspec.Struct)
 
@@ -31,10 +33,16 @@ class ResultCache:
     folder: Path | None
 
     def get(
-        self, kind: type[_Value], parameters: object, compute: Callable[[], _Value], policy: str | None = None
+        self,
+        kind: type[_Value],
+        parameters: object,
+        compute: Callable[[], _Value],
+        policy: str | None = None,
+        *,
+        is_paired: bool = False,
     ) -> _Value:
         """The result for these parameters, computed where it is not there. A file that cannot be read is as none."""
-        path = self._path(kind.__name__, [policy, parameters], policy)
+        path = self._path(kind.__name__, [policy, parameters], policy, is_paired)
         if path is None:
             return compute()
         try:
@@ -48,10 +56,10 @@ class ResultCache:
         unfinished.replace(path)
         return value
 
-    def _path(self, kind: str, parameters: object, policy: str | None) -> Path | None:
+    def _path(self, kind: str, parameters: object, policy: str | None, is_paired: bool) -> Path | None:
         if self.folder is None:
             return None
-        code = f"{code_key(policy)} {kind} ".encode()
+        code = f"{code_key(policy, is_paired)} {kind} ".encode()
         key = hashlib.sha256(code + msgspec.json.encode(parameters, order="deterministic"))
         return self.folder / f"{key.hexdigest()[:32]}.json"
 
@@ -70,20 +78,21 @@ def file_key(paths: Iterable[Path]) -> str:
 
 
 @cache
-def code_key(policy: str | None) -> str:
+def code_key(policy: str | None, is_paired: bool = False) -> str:
     """A digest of all code that this policy's results depend on; of all policies' without one."""
-    return file_key(_ROOT / path for path in sorted(code_of(policy)))
+    return file_key(_ROOT / path for path in sorted(code_of(policy, is_paired)))
 
 
 @cache
-def code_of(policy: str | None) -> frozenset[str]:
-    """The files behind `code_key`, from the project's root."""
+def code_of(policy: str | None, is_paired: bool = False) -> frozenset[str]:
+    """The files behind `code_key`, from the project's root; `is_paired`: of fleets with roles."""
     found, ahead = set[str](), list(_ENTRIES)
     while ahead:
         path = ahead.pop()
         if path not in found:
             found.add(path)
-            ahead += [each for each in _imports(_ROOT / path) if path != _PRESETS or _is_of(policy, each)]
+            needed = [each for each in _imports(_ROOT / path) if path != _PRESETS or _is_of(policy, each)]
+            ahead += [each for each in needed if is_paired or each not in _PAIRED]
     return frozenset(found).union(_TABLES)
 
 

@@ -123,8 +123,12 @@ def _changed(settings: SimSettings, scenario: Scenario) -> Scenario:
         known["kv_events"] = False
     if not settings.fair_shares:
         known["fair_shares"] = False
+    halves = _given(settings, "prefill", "decode")
+    if settings.kv_gigabytes_per_s is not None:
+        halves["gigabytes_per_s"] = settings.kv_gigabytes_per_s
     knowledge = msgspec.structs.replace(scenario.knowledge, **known)
-    return checked(msgspec.structs.replace(scenario, **fleet, knowledge=knowledge), "a flag")
+    pairs = msgspec.structs.replace(scenario.pairs, **halves)
+    return checked(msgspec.structs.replace(scenario, **fleet, pairs=pairs, knowledge=knowledge), "a flag")
 
 
 def _given(settings: SimSettings, *names: str) -> dict[str, Any]:

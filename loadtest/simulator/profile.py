@@ -41,6 +41,7 @@ class Profile:
     max_num_batched_tokens: int
     max_num_seqs: int
     host_load_share: float = 0.06
+    kv_bytes_per_token: int = 131_072
 
     def step_s(
         self, prefills: Sequence[tuple[int, int]], num_decodes: int, context: int, num_host_tokens: int = 0

@@ -10,18 +10,23 @@ single steps, to the bit.
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from typing import NamedTuple
 
 from engine.batch import Batch
 from engine.core import EngineCore
-from engine.prefixes import Change, Medium, Removed
+from engine.prefixes import Change, Medium, Prefix, Removed
 from engine.sequence import Request
 from engine.sequence import Sequence as Running
 from loadtest.simulator.adapters import AdapterCosts
 from loadtest.simulator.clock import VirtualLoop
 from loadtest.simulator.profile import Overheads, Profile
 from loadtest.simulator.timing import batch_s
+from pointsman.blockhash import block_hashes
+
+Fetch = Callable[[Callable[[], None]], None]
+"""Gets KV from elsewhere, then calls what it is given."""
 
 
 class Figures(NamedTuple):
@@ -32,6 +37,15 @@ class Figures(NamedTuple):
     kv_used_ratio: float
     queued_tokens: int
     computed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Blocks held for KV that is on its way: the first `num_known` were here before, `num_new` are to come."""
+
+    table: list[int]
+    num_known: int
+    num_new: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +79,46 @@ class SimReplica:
     _steady_ends_s: list[float] = field(default_factory=list)
     _begun_s: float = 0.0
 
-    def submit(self, request: Request, listener: Listener) -> None:
-        """Send it a request; it reaches the queue once the API server is done with it."""
+    def submit(self, request: Request, listener: Listener, fetch: Fetch | None = None) -> None:
+        """Send it a request; it reaches the queue once the API server is done with it, and `fetch` has called what it
+        is given."""
         self._listeners[request.id] = listener
-        self.loop.at(self.loop.now + self.overheads.request_s, self._enter, request)
+        enter = partial(self._enter, request)
+        self.loop.at(self.loop.now + self.overheads.request_s, *((enter,) if fetch is None else (fetch, enter)))
+
+    def offer(self, request: Request) -> list[int]:
+        """Hold what of its prompt is in the cache, for another to fetch; to be let go of."""
+        blocks = [prefix.block for prefix in self._cached(request) if prefix.block is not None]
+        self._touch()
+        self.core.scheduler.pool.hold(blocks)
+        return blocks
+
+    def let_go(self, blocks: list[int]) -> None:
+        self._touch()
+        self.core.scheduler.pool.release(blocks)
+        self._resume()
+
+    def receive(self, request: Request, num_offered: int) -> Place | None:
+        """Hold blocks for KV of another; None where nothing is to come, or there is no room."""
+        pool, known = self.core.scheduler.pool, self._cached(request)
+        if len(known) >= num_offered or pool.shortage(known, num_offered):
+            return None
+        self._touch()
+        table = pool.acquire(known, num_offered)
+        self._tell_changes()
+        return Place(table, len(known), num_offered - len(known))
+
+    def received(self, request: Request, place: Place) -> None:
+        """It came: whoever begins alike finds it."""
+        self._touch()
+        scheduler = self.core.scheduler
+        pool, scope = scheduler.pool, scheduler.scope_of(request)
+        hashes = block_hashes(request.prompt, pool.block_size, adapter=scope.adapter, salt=scope.salt)
+        for index in range(place.num_known, len(place.table)):
+            pool.publish(place.table, index, hashes[index], request.prompt, scope)
+        pool.release(place.table)
+        self._tell_changes()
+        self._resume()
 
     def figures(self) -> Figures:
         scheduler = self.core.scheduler
@@ -81,12 +131,26 @@ class SimReplica:
             computed_tokens=self.core.stats.num_prompt_tokens - scheduler.num_hit_tokens,
         )
 
-    def _enter(self, request: Request) -> None:
+    def _cached(self, request: Request) -> list[Prefix]:
+        """The last token is always computed: a block that ends with it is of no use."""
+        scheduler = self.core.scheduler
+        pool, scope, prompt = scheduler.pool, scheduler.scope_of(request), request.prompt[:-1]
+        return pool.match(block_hashes(prompt, pool.block_size, adapter=scope.adapter, salt=scope.salt), prompt, scope)
+
+    def _touch(self) -> None:
+        """What its cache holds changes by other means than steps."""
         if self._steady_ends_s:
             self._cut()
-        self.core.add(request)
         self.num_turns += 1
-        if self._batch is None:
+
+    def _enter(self, request: Request) -> None:
+        self._touch()
+        self.core.add(request)
+        self._resume()
+
+    def _resume(self) -> None:
+        """Who waits may have room now."""
+        if self._batch is None and not self._steady_ends_s and self.core.has_work:
             self._begin()
 
     def _begin(self) -> None:

@@ -33,6 +33,7 @@ _FLEET: tuple[Column, ...] = (
     ("preempted", ("preemptions",), 1, 0),
 )
 _ADAPTERS: tuple[Column, ...] = (("adapter loads", ("adapter_loads",), 1, 0),)
+_PAIRS: tuple[Column, ...] = (("handed over", ("handovers",), 1, 0),)
 _TENANTS: tuple[Column, ...] = (("light tenants' TTFT p99", ("light_ttft_ms_p99",), 1, 0),)
 _PIPE_WIDTH = 120  # a file or a pipe has no edge to wrap at
 
@@ -128,7 +129,8 @@ def _fleet_headers(found: Found) -> list[str]:
 
 def _fleet_columns(found: Found) -> tuple[Column, ...]:
     scenario = found.task.scenario
-    return _FLEET + _ADAPTERS * (scenario.adapters is not None) + _TENANTS * (scenario.prefixes_of is not None)
+    columns = _FLEET + _ADAPTERS * (scenario.adapters is not None) + _TENANTS * (scenario.prefixes_of is not None)
+    return columns + _PAIRS * (scenario.handing_over is not None)
 
 
 def _served_cells(found: Found, first: Found) -> list[str]:

@@ -13,6 +13,7 @@ import msgspec
 from loadtest.errors import UsageError
 from loadtest.flags import nearest
 from loadtest.simulator.knowledge import Knowledge
+from loadtest.simulator.pairs import Pairs
 from loadtest.simulator.profile import Profile, profile
 from loadtest.simulator.sessions import Sessions, Users, check_kind
 from loadtest.simulator.setup import Lora
@@ -38,6 +39,16 @@ class Adapters(_Table, frozen=True, kw_only=True):
     count: int = 0
 
 
+class Halves(_Table, frozen=True, kw_only=True):
+    """So many replicas only compute prompts, so many only decode; the rest do both. KV goes from one to the other at
+    `gigabytes_per_s` (of a replica's network; 25 is 200 Gbit/s), after `setup_ms` for each prompt."""
+
+    prefill: int = 0
+    decode: int = 0
+    gigabytes_per_s: float = 25.0
+    setup_ms: float = 20.0
+
+
 class Scenario(_Table, frozen=True, kw_only=True):
     """`load`: where a search for capacity begins, and where a run is that is not told otherwise. One of `traces`,
     `corpus` and `sessions` is given; `seconds`, `half`, `copies` and `prefixes_of` belong to traces, see
@@ -58,6 +69,7 @@ class Scenario(_Table, frozen=True, kw_only=True):
     adapters: Adapters | None = None
     block_size: int | None = None
     host_tokens: int = 0
+    pairs: Halves = Halves()
     knowledge: Knowledge = Knowledge()
 
     @property
@@ -75,6 +87,15 @@ class Scenario(_Table, frozen=True, kw_only=True):
         if given is None:
             return None
         return Lora(given.slots, given.host_slots, given.rank * given.bytes_per_rank, given.step_share)
+
+    @property
+    def handing_over(self) -> Pairs | None:
+        """None where every replica does both."""
+        given = self.pairs
+        if not given.prefill:
+            return None
+        num_bytes, bytes_per_s = self.engine.kv_bytes_per_token, given.gigabytes_per_s * 1e9
+        return Pairs(given.prefill, given.decode, num_bytes, bytes_per_s, given.setup_ms / 1e3)
 
     def workload(self, seed: int) -> Workload | Users:
         """Written out, with the same random numbers for every policy."""
@@ -151,6 +172,12 @@ def _faults(scenario: Scenario) -> Iterator[tuple[str, bool, str]]:
         given = scenario.adapters
         sizes = (given.slots, given.host_slots, given.rank, given.bytes_per_rank)
         yield "adapters", not _is_positive(sizes) or given.count < 0 or given.step_share < 0, "needs numbers above 0"
+    halves = scenario.pairs
+    both = halves.prefill, halves.decode
+    yield "pairs", min(both) < 0 or bool(halves.prefill) != bool(halves.decode), "needs replicas of either role"
+    yield "pairs", sum(both) > scenario.replicas, f"needs {sum(both)} replicas, there are {scenario.replicas}"
+    yield "pairs.gigabytes_per_s", not halves.gigabytes_per_s > 0, "must be above 0"
+    yield "pairs.setup_ms", halves.setup_ms < 0, "must not be negative"
     known = scenario.knowledge
     yield "knowledge.routers", known.routers < 1, "must be at least 1"
     yield "knowledge.metrics_interval_ms", known.metrics_interval_ms < 0, "must not be negative"

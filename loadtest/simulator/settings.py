@@ -34,6 +34,9 @@ class SimSettings:
     host_tokens: Annotated[
         int | None, About("tokens in each replica's host tier (default: as above; 0)", at_least=0)
     ] = None
+    prefill: Annotated[int | None, About("so many of the replicas only compute prompts", at_least=0)] = None
+    decode: Annotated[int | None, About("and so many only decode: KV goes from one to the other", at_least=0)] = None
+    kv_gigabytes_per_s: Annotated[float | None, About("at so much (default: the scenario's; 25)", above=0)] = None
     routers: Annotated[int | None, About("routers that share the fleet (default: the scenario's; 1)", at_least=1)] = (
         None
     )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from loadtest.simulator.knowledge import Knowledge
+from loadtest.simulator.pairs import Pairs
 from loadtest.simulator.profile import Profile
 from loadtest.simulator.sessions import Users
 from loadtest.simulator.workload import Workload
@@ -37,3 +38,4 @@ class Setup:
     lora: Lora | None = None
     knowledge: Knowledge = field(default_factory=Knowledge)
     can_stretch: bool = True
+    pairs: Pairs | None = None

@@ -15,14 +15,17 @@ from loadtest.simulator.adapters import AdapterCosts
 from loadtest.simulator.clock import VirtualLoop
 from loadtest.simulator.job import Ask, Job
 from loadtest.simulator.knowledge import Wires
+from loadtest.simulator.pairs import Links, roles
 from loadtest.simulator.profile import overheads
-from loadtest.simulator.replica import Listener, SimReplica
+from loadtest.simulator.replica import Fetch, Listener, SimReplica
 from loadtest.simulator.sessions import Turn, Users
 from loadtest.simulator.setup import WARM_UP_SHARE, Setup
 from loadtest.simulator.station import Station, open_station
 from loadtest.simulator.text import tokens
 from loadtest.simulator.workload import Arrival
-from router.core import Lease
+from router.choice import Handover
+from router.core import Lease, Usage
+from router.ports import HandoverPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Finished:
     replicas: list[SimReplica]
     duration_s: float
     is_aborted: bool
+    links: Links | None = None
 
 
 def simulate(
@@ -56,6 +60,7 @@ class _Run:
     stations: list[Station] = field(init=False)
     wires: Wires = field(init=False)
     jobs: list[Job] = field(default_factory=list)
+    links: Links | None = None
     num_open: int = 0
     num_planned: int = 0
     num_missed: int = 0
@@ -63,6 +68,8 @@ class _Run:
 
     def __post_init__(self) -> None:
         ids = [f"replica-{number:04}" for number in range(self.setup.num_replicas)]
+        if self.setup.pairs is not None:
+            self.links = Links(self.loop, self.setup.pairs)
         self.replicas = {id: self._new_replica(id) for id in ids}
         self.stations = [self._new_station(number, ids) for number in range(self.setup.knowledge.routers)]
         self.wires = Wires(self.loop, self.setup.knowledge, list(self.replicas.values()), self.stations)
@@ -76,7 +83,7 @@ class _Run:
             self._open_loop(workload.arrivals)
         if workload.num_requests:
             self.loop.run()
-        return Finished(self.jobs, list(self.replicas.values()), self.loop.now, self.is_aborted)
+        return Finished(self.jobs, list(self.replicas.values()), self.loop.now, self.is_aborted, self.links)
 
     def _new_replica(self, id: str) -> SimReplica:
         setup, block_size = self.setup, self.setup.workload.block_size
@@ -110,6 +117,7 @@ class _Run:
             workload.block_size,
             setup.profile.kv_capacity_tokens // workload.block_size,
             workload.adapters,
+            {} if setup.pairs is None else roles(setup.pairs, replica_ids),
         )
         station.is_fair = setup.knowledge.fair_shares
         return station
@@ -153,28 +161,60 @@ class _Run:
             self.on_done(number / num_requests)
 
     def _send(self, station: Station, job: Job, lease: Lease) -> None:
-        ask = job.ask
-        request = EngineRequest(
-            id=str(ask.number),
-            prompt=tokens(ask.text),
-            sampling=Sampling(max_tokens=ask.num_output_tokens, seed=ask.answer_token),
-            arrived_s=self.loop.now,
-            adapter=ask.adapter,
-        )
+        pair = None if station.handovers is None else station.handovers.pair_of(lease)
+        if pair is None:
+            self._answer(station, job, lease)
+        else:
+            self._prefill(station, job, lease, pair)
+
+    def _prefill(self, station: Station, job: Job, lease: Lease, pair: HandoverPlan) -> None:
+        """The first of two replicas: its answer of one token ends its part, and the other begins with its KV."""
+        assert isinstance(lease.decision, Handover)
+        source = self.replicas[lease.decision.prefill.replica.id]
+        request = self._request(job, num_output_tokens=1)
 
         def on_first_token(num_cached_tokens: int) -> None:
-            job.first_token_s, job.num_cached_tokens = self.loop.now, num_cached_tokens
+            job.num_cached_tokens = num_cached_tokens
+
+        def on_end() -> None:
+            pair.begun(Usage(job.ask.prompt.num_tokens, job.num_cached_tokens, 1))
+            self._answer(station, job, lease, source)
+
+        source.submit(request, Listener(on_first_token, on_end))
+
+    def _answer(self, station: Station, job: Job, lease: Lease, source: SimReplica | None = None) -> None:
+        """`source` has computed the prompt: what it had cached counts, not what comes from it."""
+        ask, request = job.ask, self._request(job, job.ask.num_output_tokens)
+        target, num_found = self.replicas[lease.replica.id], 0
+
+        def on_first_token(num_cached_tokens: int) -> None:
+            nonlocal num_found
+            job.first_token_s, num_found = self.loop.now, num_cached_tokens
+            if source is None:
+                job.num_cached_tokens = num_cached_tokens
             lease.start()
 
         def on_end() -> None:
             job.ended_s = self.loop.now
-            station.ended(lease, job.num_cached_tokens, ask.num_output_tokens)
+            station.ended(lease, num_found, ask.num_output_tokens)
             if not job.meets_slo and _is_in_time(job):
                 self._miss(job)
             self._close(job)
 
-        assert job.replica_id is not None
-        self.replicas[job.replica_id].submit(request, Listener(on_first_token, on_end))
+        fetch: Fetch | None = None
+        if source is not None and self.links is not None:
+            fetch = partial(self.links.fetch, source, target, request)
+        target.submit(request, Listener(on_first_token, on_end), fetch)
+
+    def _request(self, job: Job, num_output_tokens: int) -> EngineRequest:
+        ask = job.ask
+        return EngineRequest(
+            id=str(ask.number),
+            prompt=tokens(ask.text),
+            sampling=Sampling(max_tokens=num_output_tokens, seed=ask.answer_token),
+            arrived_s=self.loop.now,
+            adapter=ask.adapter,
+        )
 
     def _check_first_token(self, job: Job) -> None:
         if not _is_in_time(job):

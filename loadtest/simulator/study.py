@@ -98,12 +98,14 @@ def _attempt(task: Task, load: float, seed: int, min_attainment: float | None, t
             host_tokens=scenario.host_tokens,
             lora=scenario.lora,
             knowledge=scenario.knowledge,
+            pairs=scenario.handing_over,
         )
         with _uncollected():
             finished = simulate(setup, min_attainment, on_done=tell)
         return summarise(finished, load, seed)
 
-    return ResultCache(task.cache_folder).get(Summary, parameters, compute, task.policy)
+    is_paired = scenario.handing_over is not None
+    return ResultCache(task.cache_folder).get(Summary, parameters, compute, task.policy, is_paired=is_paired)
 
 
 @contextmanager

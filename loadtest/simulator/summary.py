@@ -25,8 +25,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
     `attainment`: share that met the objective, refused ones included in the whole. `goodput_per_s`: those that did, a
     second. `hit_ratio`: prompt tokens that were cached / prompt tokens. `imbalance`: the busiest replica's time in
-    steps / the mean. `evictions`: KV blocks. An
-    aborted run's numbers are those up to its abort.
+    steps / the mean. `evictions`: KV blocks. `handovers`: prompts whose KV, `moved_tokens` of it in all, went from the
+    replica that computed them to another. An aborted run's numbers are those up to its abort.
     """
 
     load: float
@@ -43,6 +43,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     evictions: int
     preemptions: int
     adapter_loads: int
+    handovers: int = 0
+    moved_tokens: int = 0
     duration_s: float
     is_aborted: bool
 
@@ -70,6 +72,8 @@ def summarise(finished: Finished, load: float, seed: int) -> Summary:
         evictions=sum(replica.num_evicted for replica in finished.replicas),
         preemptions=sum(scheduler.num_preemptions for scheduler in schedulers),
         adapter_loads=sum(replica.num_adapter_loads for replica in finished.replicas),
+        handovers=0 if finished.links is None else finished.links.num_transfers,
+        moved_tokens=0 if finished.links is None else finished.links.num_moved_tokens,
         duration_s=finished.duration_s,
         is_aborted=finished.is_aborted,
     )

@@ -65,6 +65,12 @@ def test_a_policys_results_hang_on_what_simulates_it_and_on_no_other_policy() ->
     assert len({code_key(policy) for policy in ("pointsman", "dynamo", None)}) == 3
 
 
+def test_what_only_fleets_with_roles_need_is_of_no_weight_for_others() -> None:
+    alone, paired = code_of("dynamo"), code_of("dynamo", is_paired=True)
+    assert {"router/handover.py", "router/routing/splitting.py", "router/routing/cost.py"} <= paired - alone
+    assert alone < paired
+
+
 def test_policies_have_results_of_their_own(tmp_path: Path) -> None:
     counter, cache = Counter(), ResultCache(tmp_path)
     results = [cache.get(Result, [], counter.compute, policy) for policy in ("dynamo", "lmetric", "dynamo")]

@@ -38,6 +38,12 @@ def test_flags_change_what_the_scenario_says(scenario: Path) -> None:
         "50",
         "--half",
         "second",
+        "--prefill",
+        "2",
+        "--decode",
+        "3",
+        "--kv-gigabytes-per-s",
+        "5",
     )
     (task,) = plan(settings(str(scenario), "--policy", "random", *flags, "--load", "2", "--seeds", "3", "--seed", "7"))
     changed = task.scenario
@@ -49,6 +55,7 @@ def test_flags_change_what_the_scenario_says(scenario: Path) -> None:
     )
     assert not changed.knowledge.fair_shares
     assert changed.half == "second"
+    assert (changed.pairs.prefill, changed.pairs.decode, changed.pairs.gigabytes_per_s) == (2, 3, 5.0)
     assert (task.load, task.seeds) == (2.0, (7, 8, 9))
 
 
@@ -94,6 +101,8 @@ def test_all_stands_for_every_policy_with_round_robin_first(scenario: Path) -> N
         (["w1", "--seeds", "0"], "--seeds"),
         (["w1", "--half", "third"], "--half"),
         (["w5", "--half", "first"], "half needs traces"),
+        (["w5", "--prefill", "3"], "pairs needs replicas of either role"),
+        (["w5", "--prefill", "3", "--decode", "6"], "pairs needs 9 replicas, there are 8"),
         (["w1", "--load", "0"], "--load"),
         (["--trace", "nothing-of-that-name"], "--trace"),
         (["--trace", "arena_adapters_vtc", "--profile", "llama"], "--profile"),
@@ -128,6 +137,7 @@ def test_a_table_markdown_and_a_picture_are_made(
     assert "Hit limits: infinite cache" in table
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert main(["sim", *flags, "--format", "markdown"]) == 0
+    assert "handed over" not in table
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert [line.split(" | ")[0] for line in lines] == ["| policy", "| ---", "| round-robin", "| pointsman"]
 

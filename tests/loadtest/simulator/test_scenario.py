@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.errors import UsageError
+from loadtest.simulator.pairs import Pairs
 from loadtest.simulator.scenario import load_scenario, shipped_scenarios
 from loadtest.simulator.sessions import Users
 
@@ -50,6 +51,10 @@ def test_w1_to_w9_are_shipped() -> None:
         (GOOD + "[knowledge]\nrouters = 0", "knowledge.routers"),
         (GOOD + "[knowledge]\nmetrics_interval_ms = -5.0", "knowledge.metrics_interval_ms"),
         (GOOD + "[knowledge]\nkv_event_delay_ms = -5.0", "knowledge.kv_event_delay_ms"),
+        (GOOD + "[pairs]\nprefill = 1", "pairs needs replicas of either role"),
+        (GOOD + "[pairs]\nprefill = 2\ndecode = 1", "pairs needs 3 replicas, there are 2"),
+        (GOOD + "[pairs]\nprefill = 1\ndecode = 1\ngigabytes_per_s = 0.0", "pairs.gigabytes_per_s"),
+        (GOOD + "[pairs]\nprefill = 1\ndecode = 1\nsetup_ms = -1.0", "pairs.setup_ms"),
         ("about = ", "wrong"),
     ],
 )
@@ -58,6 +63,14 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, named: str) -> None:
     path.write_text(text)
     with pytest.raises(UsageError, match=named):
         load_scenario(str(path))
+
+
+def test_pairs_move_the_bytes_of_the_profile_s_model(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD + "[pairs]\nprefill = 1\ndecode = 1\ngigabytes_per_s = 12.5")
+    assert load_scenario(str(path)).handing_over == Pairs(1, 1, 131_072, 12.5e9, 0.02)
+    path.write_text(GOOD)
+    assert load_scenario(str(path)).handing_over is None
 
 
 def test_a_scenario_that_is_not_there_is_told_the_nearest() -> None:
