@@ -183,7 +183,8 @@ class EngineCore:
         sequence.last_token_s = now_s
         sequence.tokens.append(token)
         if sequence.structure is not None and not sequence.structure.accept(token):
-            return self._end(sequence, token, "", FinishReason.ERROR, error="the token does not fit the grammar")
+            ended = self._end(sequence, token, "", FinishReason.ERROR, error=sequence.structure.fault)
+            return replace(ended, faulty_field=sequence.structure.field)
         sampling = request.sampling
         num_output_tokens = len(sequence.tokens) - len(request.prompt)
         may_stop = num_output_tokens >= sampling.min_tokens

@@ -1,10 +1,12 @@
 """What an output may be made to keep to: JSON schemas, regular expressions, choices, grammars; compiled for one model.
 
 Knows llguidance and the model's tokenizer. Must not know requests, logits or torch. Whatever a client may get wrong
-is found here, before the request is queued. All calls block: those of Grammars for up to a second, off the loop.
+is found here, before the request is queued; what only shows as tokens come ends that request (structure.py). All
+calls block: those of Grammars for up to some seconds, off the loop, on `compilers`.
 """
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +57,8 @@ class Grammar:
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Self:
-        return cls.lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
+        """As one pattern: of thousands of rules, a parser would refuse to look at all at once."""
+        return cls.regex("|".join(map(re.escape, texts)))
 
     @classmethod
     def lark(cls, text: str) -> Self:
@@ -73,6 +76,10 @@ class Grammars:
     tokenizer_json: Callable[[], str]
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    # Not asyncio's own threads: grammars that take long would keep all prompts waiting.
+    compilers: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar-compiler")
+    )
     _tokenizer: llguidance.LLTokenizer | None = None
     _compiled: "OrderedDict[str, llguidance.LLMatcher]" = field(default_factory=OrderedDict)
     _lock: Lock = field(default_factory=Lock)
@@ -80,27 +87,48 @@ class Grammars:
         default_factory=lambda: ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
     )
 
-    def compile(self, grammar: Grammar) -> Structure:
-        """Raises GrammarError saying what is wrong with it."""
+    def compile(self, grammar: Grammar, field: str) -> Structure:
+        """`field` of the request asks for it. Raises GrammarError saying what is wrong with it."""
         with self._lock:
-            matcher = self._compiled.get(grammar.text)
-            if matcher is None:
-                matcher = self._compiled[grammar.text] = self._compile(grammar.text)
-            self._compiled.move_to_end(grammar.text)
+            kept = self._compiled.get(grammar.text)
+        structure = None if kept is None else self._begun(kept, field)
+        if kept is None or structure is None:
+            kept = self._compile(grammar.text)
+            structure = self._begun(kept, field)
+        if structure is None:
+            raise GrammarError("it takes too much to follow")
+        self._keep(grammar.text, kept)
+        return structure
+
+    def _begun(self, kept: llguidance.LLMatcher, field: str) -> Structure | None:
+        """With its first mask, which may take a second. None where the matcher gives up at once: so does each copy of
+        one that gave up before, as they share what they know."""
+        structure = Structure(kept.deep_copy(), -(-self.vocab_size // 32), self._executor, field)
+        structure.begin()
+        return None if structure.matcher.is_error() else structure
+
+    def _keep(self, text: str, matcher: llguidance.LLMatcher) -> None:
+        with self._lock:
+            self._compiled[text] = matcher
+            self._compiled.move_to_end(text)
             if len(self._compiled) > _NUM_KEPT:
                 self._compiled.popitem(last=False)
-        return Structure(matcher.deep_copy(), -(-self.vocab_size // 32), self._executor)
 
     def _compile(self, text: str) -> llguidance.LLMatcher:
         if len(text) > MAX_GRAMMAR_CHARS:
             raise GrammarError(f"the grammar is longer than {MAX_GRAMMAR_CHARS} characters")
-        if self._tokenizer is None:
-            # Half a second, so not before the first request that needs it.
-            self._tokenizer = llguidance.LLTokenizer(self.tokenizer_json(), self.vocab_size, list(self.eos_token_ids))
-        matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0)
+        matcher = llguidance.LLMatcher(self._known_tokenizer(), text, log_level=0)
         if matcher.is_error():
             raise GrammarError(matcher.get_error()[:_MAX_ERROR_CHARS].strip())
         return matcher
+
+    def _known_tokenizer(self) -> llguidance.LLTokenizer:
+        with self._lock:
+            if self._tokenizer is None:
+                # Half a second, so not before the first request that needs it.
+                ends = list(self.eos_token_ids)
+                self._tokenizer = llguidance.LLTokenizer(self.tokenizer_json(), self.vocab_size, ends)
+            return self._tokenizer
 
     def __repr__(self) -> str:
         return f"<Grammars {len(self._compiled)} compiled>"

@@ -34,11 +34,13 @@ RunBatch = Callable[[Batch], Sequence[Result]]
 
 
 class EngineError(Exception):
-    """The engine could not finish a request; `is_stopped` tells that it takes no more of them."""
+    """The engine could not finish a request; `is_stopped` tells that it takes no more of them. `field` of the request
+    is to blame, if any is."""
 
-    def __init__(self, message: str, *, is_stopped: bool = False) -> None:
+    def __init__(self, message: str, *, is_stopped: bool = False, field: str | None = None) -> None:
         super().__init__(message)
         self.is_stopped = is_stopped
+        self.field = field
 
 
 @dataclass(eq=False, slots=True)
@@ -70,7 +72,7 @@ class OutputStream:
         output = self._arrived.popleft()
         self._is_finished = output.finish_reason is not None
         if output.error is not None:
-            raise EngineError(output.error, is_stopped=self._engine.is_stopped)
+            raise EngineError(output.error, is_stopped=self._engine.is_stopped, field=output.faulty_field)
         return output
 
     def abort(self) -> None:

@@ -62,7 +62,8 @@ class Request:
 class Output(Struct, frozen=True, gc=False):
     """What one step gave one request. `stop_reason` is the stop string or stop token id that was met. `logprobs` has
     an entry for each token, if they were asked for; `prompt_logprobs` comes once, with the first token, and has one
-    for each token of the prompt but the first. `vector` is what pooling gave, an array [hidden] of float32."""
+    for each token of the prompt but the first. `vector` is what pooling gave, an array [hidden] of float32.
+    `faulty_field` of the request is to blame for the error, None where the engine is."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -72,6 +73,7 @@ class Output(Struct, frozen=True, gc=False):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    faulty_field: str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     vector: Any = None

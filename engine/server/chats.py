@@ -130,7 +130,8 @@ class Planner:
 
     async def _compiled(self, param: str, grammar: Grammar) -> Structure:
         try:
-            return await asyncio.to_thread(partial(self.grammars.compile, grammar))
+            compiling = partial(self.grammars.compile, grammar, param)
+            return await asyncio.get_running_loop().run_in_executor(self.grammars.compilers, compiling)
         except GrammarError as error:
             raise bad_request(f"{param}: {error}", param) from None
 

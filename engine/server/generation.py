@@ -150,4 +150,6 @@ class _Events:
 
 def translate(error: EngineError) -> ApiError:
     """As a client is told of it."""
+    if error.field is not None:
+        return bad_request(f"{error.field}: {error}", error.field)
     return ApiError(503 if error.is_stopped else 500, str(error))

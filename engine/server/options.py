@@ -79,14 +79,16 @@ def _num_top_logprobs(request: GenerationRequest) -> int | None:
 
 def _max_tokens(request: GenerationRequest, num_prompt_tokens: int, max_model_len: int) -> int:
     room = max_model_len - num_prompt_tokens
-    asked = request.max_tokens
+    asked, field = request.max_tokens, "max_tokens"
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
-        asked = request.max_completion_tokens
+        asked, field = request.max_completion_tokens, "max_completion_tokens"
+    if room < 1:
+        field = "messages" if isinstance(request, ChatRequest) else "prompt"
     if room < 1 or (asked or 0) > room:
         wish = f" and {asked} of answer" if asked else ""
         raise bad_request(
             f"the context is {max_model_len} tokens, too few for {num_prompt_tokens} of prompt{wish}",
-            "messages" if isinstance(request, ChatRequest) else "prompt",
+            field,
             "context_length_exceeded",
         )
     if asked == 0 and not wants_echo(request):

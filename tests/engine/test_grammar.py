@@ -31,7 +31,7 @@ def allowed(structure: Structure) -> set[int]:
 
 def accepts(grammars: Grammars, tokenizer: Tokenizer, grammar: Grammar, text: str) -> bool:
     """Token by token, each of which the mask allows, up to an end that it allows."""
-    structure = grammars.compile(grammar)
+    structure = grammars.compile(grammar, "field")
     for token_id in tokenizer.encode(text):
         if token_id not in allowed(structure) or not structure.accept(token_id):
             return False
@@ -71,7 +71,7 @@ def test_white_space_cannot_go_on_forever(grammars: Grammars, tokenizer: Tokeniz
 
 
 def test_a_complete_output_can_only_end(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    structure = grammars.compile(Grammar.choice(["a", "b"]))
+    structure = grammars.compile(Grammar.choice(["a", "b"]), "field")
     assert {TOKENS[token] for token in allowed(structure)} == {"a", "b"}
     assert structure.accept(TOKENS.index("a"))
     assert structure.is_complete
@@ -79,11 +79,11 @@ def test_a_complete_output_can_only_end(grammars: Grammars, tokenizer: Tokenizer
 
 
 def test_a_token_that_is_not_allowed_is_not_accepted(grammars: Grammars) -> None:
-    assert not grammars.compile(Grammar.choice(["a"])).accept(TOKENS.index("b"))
+    assert not grammars.compile(Grammar.choice(["a"]), "field").accept(TOKENS.index("b"))
 
 
 def test_copies_go_their_own_ways(grammars: Grammars) -> None:
-    first = grammars.compile(Grammar.choice(["aa", "bb"]))
+    first = grammars.compile(Grammar.choice(["aa", "bb"]), "field")
     second = first.copy()
     assert first.accept(TOKENS.index("a"))
     assert second.accept(TOKENS.index("b"))
@@ -104,7 +104,7 @@ def test_copies_go_their_own_ways(grammars: Grammars) -> None:
 )
 def test_what_cannot_be_followed_is_refused_before_it_is_queued(grammars: Grammars, grammar: Grammar) -> None:
     with pytest.raises(GrammarError):
-        grammars.compile(grammar)
+        grammars.compile(grammar, "field")
 
 
 def test_what_cannot_even_be_written_down_is_refused_at_once() -> None:
@@ -117,5 +117,51 @@ def test_what_cannot_even_be_written_down_is_refused_at_once() -> None:
 def test_only_so_many_are_kept(tokenizer: Tokenizer) -> None:
     few = Grammars(tokenizer.to_json, WIDTH, tokenizer.eos_token_ids)
     for number in range(70):
-        few.compile(Grammar.choice([str(number)]))
+        few.compile(Grammar.choice([str(number)]), "field")
     assert repr(few) == "<Grammars 64 compiled>"
+
+
+NESTED = Grammar.lark("start: (a{0,1000}){0,1000}\na: (b{0,1000}){0,1000}\nb: /./")
+"""Each token may stand in ever more places, of which a parser looks at so many: it gives up after a few."""
+
+
+CROWDED = Grammar.regex("(.{1,900}(e.{1,900}){9}){99}")
+"""Each token costs expressions, of which there may be so many among all that follow one compiled grammar."""
+
+
+def follow(structure: Structure) -> int:
+    """Takes the letter e again and again; the number of times that it was accepted."""
+    for count in range(200):
+        if not structure.accept(TOKENS.index("e")):
+            return count
+        structure.mask()
+    raise AssertionError(structure.matcher.stop_reason())
+
+
+def test_a_grammar_that_takes_too_much_to_follow_never_passes_for_a_complete_output(grammars: Grammars) -> None:
+    structure = grammars.compile(NESTED, "guided_grammar")
+    assert follow(structure) > 0
+    assert structure.fault.startswith("the output cannot be kept to it: Parser Error: Current row has")
+
+
+def test_a_grammar_whose_matcher_gave_up_can_be_asked_for_again(grammars: Grammars) -> None:
+    for _ in range(2):
+        structure = grammars.compile(CROWDED, "guided_regex")
+        assert follow(structure) > 50
+        assert structure.fault.endswith("lexer error: too many expressions constructed")
+
+
+def test_masks_that_take_too_long_end_their_output(grammars: Grammars) -> None:
+    structure = grammars.compile(Grammar.choice(["aaa"]), "guided_choice")
+    assert structure.accept(TOKENS.index("a"))
+    structure.mask()
+    structure.spare_s = 0.0
+    assert not structure.accept(TOKENS.index("a"))
+    assert structure.fault == "the output cannot be kept to it: to find the next token takes too long"
+
+
+def test_choices_may_be_thousands_and_of_any_characters(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    texts = ["[a-z]+", "a|b", "(?=x)", "\\d", "a#b & c~d", "é 漢字", *map(str, range(3000))]
+    for text in (*texts[:6], "2999"):
+        assert accepts(grammars, tokenizer, Grammar.choice(texts), text)
+    assert not accepts(grammars, tokenizer, Grammar.choice(texts), "a")

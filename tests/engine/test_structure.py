@@ -47,7 +47,7 @@ def generate(
 ) -> dict[str, tuple[str, Output]]:
     engine, texts = core(), dict.fromkeys(requests, "")
     for asked, grammar in requests.values():
-        structure = None if grammar is None else grammars.compile(grammar)
+        structure = None if grammar is None else grammars.compile(grammar, "field")
         engine.add(asked, TextStream(tokenizer.decoder(), ()), structure)
     run, last = partial(run_by_chance, generator=torch.Generator().manual_seed(1)), dict[str, Output]()
     while engine.has_work:
@@ -87,10 +87,11 @@ def test_a_token_that_the_grammar_does_not_allow_ends_its_request_alone(
     tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
     engine = core()
-    engine.add(request(name="kept"), None, grammars.compile(Grammar.choice(["b"])))
+    engine.add(request(name="kept"), None, grammars.compile(Grammar.choice(["b"]), "field"))
     engine.add(request(name="other"))
     batch = engine.plan()
     outputs = {output.request_id: output for output in engine.commit(batch, [TOKENS.index("a")] * 2, 0.0)}
     assert outputs["kept"].finish_reason is FinishReason.ERROR
     assert outputs["kept"].error is not None
+    assert outputs["kept"].faulty_field == "field"
     assert outputs["other"].finish_reason is None

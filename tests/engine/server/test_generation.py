@@ -22,6 +22,8 @@ SCHEMA = {
     "required": ["ok"],
     "additionalProperties": False,
 }
+# Each token may stand in ever more places: the parser gives up after a few.
+ENDLESS = "start: (a{0,1000}){0,1000}\na: (b{0,1000}){0,1000}\nb: /./"
 TOOLS = [
     {"type": "function", "function": {"name": "look", "parameters": {"$ref": "#/$defs/A", "$defs": {"A": SCHEMA}}}},
     {"type": "function", "function": {"name": "wait", "description": "nothing"}},
@@ -272,7 +274,9 @@ async def test_an_answer_keeps_to_patterns_choices_and_grammars_in_one_batch(cli
             "tools",
         ),
         ({"n": 9}, "n"),
-        ({"max_tokens": 600}, "messages"),
+        ({"max_tokens": 600}, "max_tokens"),
+        ({"max_completion_tokens": 600}, "max_completion_tokens"),
+        ({"guided_grammar": ENDLESS, "max_tokens": 300, "ignore_eos": True}, "guided_grammar"),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"logit_bias": {"999": 1}}, "logit_bias"),
@@ -286,6 +290,15 @@ async def test_what_cannot_be_is_refused_by_name_and_the_engine_goes_on(
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
     assert (await other)["usage"]["completion_tokens"] == 100
+
+
+async def test_a_stream_that_can_be_kept_to_its_grammar_no_further_ends_by_its_name(client: Client) -> None:
+    asked = {"guided_grammar": ENDLESS, "max_tokens": 300, "ignore_eos": True}
+    *events, last = await stream(client, "/v1/completions", COMPLETION | asked)
+    assert "".join(choice["text"] for event in events for choice in event["choices"])
+    assert not any(choice["finish_reason"] for event in events for choice in event["choices"])
+    assert (last["error"]["param"], last["error"]["type"]) == ("guided_grammar", "invalid_request_error")
+    assert last["error"]["message"].startswith("guided_grammar: the output cannot be kept to it: Parser Error")
 
 
 # tools

@@ -205,7 +205,7 @@ async def test_a_stopped_engine_is_unhealthy_and_says_so(client: Client, engine:
         ("POST", "/v1/chat/completions", CHAT | {"n": 9}, 400, "n", None),
         ("POST", "/v1/chat/completions", CHAT | {"bad_words": ["x"]}, 400, "bad_words", "unsupported_parameter"),
         ("POST", "/v1/chat/completions", CHAT | {"max_tokens": -4}, 400, "max_tokens", None),
-        ("POST", "/v1/chat/completions", CHAT | {"max_tokens": 99}, 400, "messages", "context_length_exceeded"),
+        ("POST", "/v1/chat/completions", CHAT | {"max_tokens": 99}, 400, "max_tokens", "context_length_exceeded"),
         ("POST", "/v1/chat/completions", CHAT | {"messages": [{"content": "hello"}]}, 400, "messages[0].role", None),
         ("POST", "/v1/completions", COMPLETION | {"prompt": "a" * 100}, 400, "prompt", "context_length_exceeded"),
         ("POST", "/v1/completions", COMPLETION | {"prompt": ""}, 400, "prompt", None),
