@@ -57,6 +57,7 @@ from router.telemetry.recording import open_recording
 from router.tokenizing import Tokenizers
 from router.transports.http import ClientConnection, DataPort, PortLimits
 from router.workers import warming
+from router.workers.doors import BACKLOG
 from router.workers.intake import Intake
 from router.workers.sharing import Sharing
 
@@ -204,7 +205,9 @@ class Router:
         """One process alone: the data port and the admin port are its own."""
         settings, loop = self.settings, asyncio.get_running_loop()
         with names_port(settings.host, settings.port, "--port"):
-            server = await loop.create_server(lambda: ClientConnection(port), settings.host, settings.port)
+            server = await loop.create_server(
+                lambda: ClientConnection(port), settings.host, settings.port, backlog=BACKLOG
+            )
         try:
             async with open_admin(serving.admin_pages(self), settings):
                 yield

@@ -74,7 +74,8 @@ class Desk:
         versions = [words[VERSION] for words in self._words]
         if versions != self._seen:
             self._seen = versions
-            self._sum_up()
+            # A row without a version was never written, and one that was buried holds zeros.
+            self._sum_up([number for number, version in zip(self._numbers, versions, strict=True) if version])
             if len(self._seats) * len(self._numbers) > EAGER_CELLS:
                 self._look_at = now + LOOK_INTERVAL_S
 
@@ -83,23 +84,24 @@ class Desk:
         return sum([words[OPEN] for words in self._words])
 
     def waiting_siblings(self) -> list[int]:
-        """Row numbers of those who have somebody waiting for a place."""
+        """Row numbers of those who have somebody waiting for a place. Called for each request, and mostly none has."""
+        if not sum([words[WAITING] for words in self._words]):
+            return []
         return [number for number, words in zip(self._numbers, self._words, strict=True) if words[WAITING]]
 
     def _forget(self) -> None:
         self._seen = []
         self._look_at = 0.0
 
-    def _sum_up(self) -> None:
+    def _sum_up(self, numbers: list[int]) -> None:
         size = self.board.num_used_columns
-        busy = [self.board.rows[number].cells(size) for number in self._numbers if self.board.is_live(number)]
-        if len(busy) == 1:
-            sums = busy[0]
-        else:
-            sums = list(map(sum, zip(*busy, strict=True))) or [0] * (size * CELL_WORDS)
+        cells = [self.board.rows[number].cells(size) for number in numbers] or [[0] * (size * CELL_WORDS)]
+        sums = cells[0] if len(cells) == 1 else list(map(sum, zip(*cells, strict=True)))
         for column, replica in self._seats.items():
             at = column * CELL_WORDS
-            replica.sibling_in_flight, replica.sibling_prefilling, replica.sibling_prefilling_tokens = sums[at : at + 3]
+            replica.sibling_in_flight = sums[at]
+            replica.sibling_prefilling = sums[at + 1]
+            replica.sibling_prefilling_tokens = sums[at + 2]
 
     def __repr__(self) -> str:
         return f"<Desk {self.number} with {len(self._seats)} replicas, {len(self._leaving)} leaving>"

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from loadtest.peers.process import free_port
 from router import serving
 from router.app import Router
 from router.company import Company, company_routes
@@ -80,6 +82,17 @@ def test_every_route_of_the_admin_port_is_described_and_every_described_one_is_t
     assert one - described == set()
     assert several - described == set()
     assert described == one | several
+
+
+async def test_clients_that_come_all_at_once_are_not_sent_away_to_try_again_a_second_later(tmp_path: Path) -> None:
+    """The kernel answers more of them than a socket's usual backlog holds, while our loop does something else."""
+    settings = Settings(state_dir=str(tmp_path), port=free_port(), admin_port=free_port())
+    router = Router(settings, logging.getLogger("tests.serving"))
+    async with router._open_port() as port, router._listen(port):
+        address = ("127.0.0.1", settings.port)
+        clients = [socket.create_connection(address, timeout=20) for _ in range(200)]
+        for client in clients:
+            client.close()
 
 
 def test_a_wrong_path_to_pass_on_stops_the_start(tmp_path: Path) -> None:
