@@ -156,6 +156,8 @@ class Watch:
             block_size = identity.block_size or parse_block_size(page)
             num_blocks, engine = parse_num_blocks(page), parse_engine(page)
             identity = replace(identity, block_size=block_size, num_blocks=num_blocks, engine=engine)
+        if spec.role is not None and spec.url.startswith("grpc") and identity.engine == "vllm":
+            log.warning("%s does both halves of the work: vLLM hands out no KV over gRPC", spec.id)
         self.on_identified(member, identity, document)
 
     async def _relist(self, member: Member) -> None:

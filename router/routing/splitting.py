@@ -187,12 +187,17 @@ class Splitting:
 
 
 def _divide(replicas: Sequence[Replica]) -> _Parts:
-    prefill = tuple(each for each in replicas if each.spec.role == "prefill")
-    decode = tuple(each for each in replicas if each.spec.role == "decode")
+    prefill = tuple(each for each in replicas if each.spec.role == "prefill" and _hands(each))
+    decode = tuple(each for each in replicas if each.spec.role == "decode" and _hands(each))
     able = [each for each in replicas if each.spec.role is None or each.engine not in HALVES_ONLY]
     whole = tuple(each for each in able if each.spec.role != "prefill")
     rest = tuple(each for each in able if each.spec.role == "prefill")
     return _Parts(replicas, whole or rest, prefill, decode, rest if whole else (), _usual(replicas))
+
+
+def _hands(replica: Replica) -> bool:
+    """vLLM's contract over gRPC has no handshake."""
+    return not (replica.engine == "vllm" and replica.spec.url.startswith("grpc"))
 
 
 def _usual(replicas: Sequence[Replica]) -> StepModel:

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.e2e.engines import EngineProcess, engine_processes
-from tests.e2e.fleet import BIN, MODEL, Fleet, running, wait_until
+from tests.e2e.fleet import BIN, MODEL, Fleet, free_ports, running, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -43,7 +43,7 @@ def handovers(fleet: Fleet) -> dict[str, float]:
 
 
 @contextmanager
-def decoding(engine: EngineProcess, fleet: Fleet, count: int) -> Iterator[None]:
+def decoding(engine: EngineProcess, fleet: Fleet, count: int, shown_as: str | None = None) -> Iterator[None]:
     """It writes long answers for others, and the router knows."""
     with ExitStack() as stack, httpx.Client(timeout=200.0) as client:
         for number in range(count):
@@ -55,12 +55,35 @@ def decoding(engine: EngineProcess, fleet: Fleet, count: int) -> Iterator[None]:
                 "ignore_eos": True,
             }
             stack.enter_context(client.stream("POST", f"{engine.url}/v1/completions", json=body))
-        wait_until(lambda: running_on(fleet, engine) == count, WITHIN_S, "the router sees them at work")
+        id = shown_as or engine.id
+        wait_until(lambda: running_on(fleet, id) == count, WITHIN_S, "the router sees them at work")
         yield
 
 
-def running_on(fleet: Fleet, engine: EngineProcess) -> object:
-    return next(row["running"] for row in fleet.replicas() if row["id"] == engine.id)
+def running_on(fleet: Fleet, id: str) -> object:
+    return next(row["running"] for row in fleet.replicas() if row["id"] == id)
+
+
+def test_two_engines_that_are_spoken_to_over_grpc_say_what_one_says() -> None:
+    ports = free_ports(2)
+    flags = [["--kv-transfer-port", "0", "--kv-cache-gib", "0.3", "--grpc-port", str(port)] for port in ports]
+    with engine_processes(*flags) as (first, second):
+        command = [str(BIN / "pointsman"), "serve", "--kv-transfer-token-s", "1e-6"]
+        command += ["--replica", f"grpc://127.0.0.1:{ports[0]},role=prefill"]
+        command += ["--replica", f"grpc://127.0.0.1:{ports[1]},role=decode"]
+        with running(command, until="serving") as fleet:
+            wait_until(lambda: [row["state"] for row in fleet.replicas()] == ["ready"] * 2, WITHIN_S, "both are ready")
+            wait_until(
+                lambda: httpx.get(f"{fleet.admin_url}/readyz").status_code == 200, WITHIN_S, "the tokenizer is there"
+            )
+            with decoding(second, fleet, 4, shown_as=f"127.0.0.1:{ports[1]}"):
+                answer, reason = said(fleet.url, text(1), is_stream=True)
+                assert f"prefill=127.0.0.1:{ports[0]}" in reason
+                assert answer == said(first.url, text(1))[0]
+                assert said(fleet.url, text(2))[0] == said(first.url, text(2))[0]
+                assert handovers(fleet) == {"ok": 2.0}
+                assert "pointsman_engine_kv_transfer_bytes_total" in httpx.get(f"{second.url}/metrics").text
+            wait_until(lambda: all(row["in_flight"] == 0 for row in fleet.replicas()), WITHIN_S, "nothing is left")
 
 
 def test_two_engines_say_what_one_says_and_a_lost_half_is_no_failure() -> None:

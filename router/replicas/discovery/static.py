@@ -87,8 +87,6 @@ def _parse_ranks(url: str, text: str | None) -> int | None:
 
 
 def _parse_role(url: str, text: str | None) -> Role | None:
-    if text is not None and url.startswith("grpc"):
-        raise ValueError(f"replica `{url}`: `role` goes with http and https")
     if text in (None, "prefill", "decode"):
         return cast(Role | None, text)
     raise ValueError(f"replica `{url}`: `role` must be prefill or decode, not `{text}`")
@@ -99,6 +97,8 @@ def _parse_bootstrap(url: str, role: Role | None, text: str | None) -> int | Non
         return None
     if role != "prefill":
         raise ValueError(f"replica `{url}`: `bootstrap` goes with `role=prefill`")
+    if url.startswith("grpc"):
+        raise ValueError(f"replica `{url}`: `bootstrap` is SGLang's, which is spoken to over http")
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
         raise ValueError(f"replica `{url}`: `bootstrap` must be a port from 1 to 65535, not `{text}`")
     return int(text)

@@ -6,7 +6,7 @@ An event is put together from pieces that are the same in all events of an answe
 
 import base64
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -30,12 +30,13 @@ class Counts(msgspec.Struct, frozen=True, gc=False):
 
 class Said(msgspec.Struct, frozen=True, gc=False):
     """What one message of a replica adds to a choice. `reason` and `stopped_by` come with its last one: OpenAI's
-    finish_reason, and the text or token that stopped it."""
+    finish_reason, and the text or token that stopped it; so does `kept`, which says where its prompt's KV lies."""
 
     text: str = ""
     reason: str | None = None
     stopped_by: str | int | None = None
     counts: Counts | None = None
+    kept: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,9 @@ class Whole:
         title = self.title
         choices = [self._choice(index) for index in range(self.num_choices)]
         fields = {"id": title.id, "object": title.kind, "created": title.created, "model": title.model}
-        return _encode({**fields, "choices": choices, "usage": usage_of(self._counts, title.num_samples)})
+        kept = self._last[0].kept
+        more = {} if kept is None else {"kv_transfer_params": kept}
+        return _encode({**fields, "choices": choices, "usage": usage_of(self._counts, title.num_samples), **more})
 
     def _choice(self, index: int) -> dict[str, object]:
         text, last = "".join(self._texts[index]), self._last[index]

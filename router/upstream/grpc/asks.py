@@ -66,6 +66,17 @@ class Structure(msgspec.Struct, forbid_unknown_fields=True):
     json_object: bool | None = None
 
 
+class Transfer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """`kv_transfer_params`, as our engine has them: where a prompt's KV lies, or that it is to be kept for another."""
+
+    do_remote_decode: bool = False
+    do_remote_prefill: bool = False
+    remote_engine_id: str | None = None
+    remote_block_ids: list[Count] | None = None
+    remote_host: str | None = None
+    remote_port: Annotated[int, msgspec.Meta(ge=0, lt=2**16)] | None = None
+
+
 class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What both kinds of generation have in common."""
 
@@ -92,6 +103,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] | None = None
     response_format: Format | None = None
     structured_outputs: Structure | None = None
+    kv_transfer_params: Transfer | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:

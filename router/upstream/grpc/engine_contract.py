@@ -1,8 +1,9 @@
 """engine.proto: what a body becomes there, and what its events say. Knows its messages; knows no calls."""
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from pointsman.v1 import common_pb2, engine_pb2
@@ -46,6 +47,8 @@ def generating(
                 asked.text = prompt
             else:
                 asked.token_ids.extend(prompt)
+            if body.kv_transfer_params is not None:
+                asked.kv_transfer.CopyFrom(engine_pb2.KvTransfer(**msgspec.to_builtins(body.kv_transfer_params)))
             yield Call(GENERATE, asked.SerializeToString())
 
 
@@ -69,7 +72,8 @@ def said(_: int, message: bytes) -> Said:
     if not event.finish_reason:
         return Said(event.text, counts=counts)
     by = event.WhichOneof("stopped_by")
-    return Said(event.text, _REASONS.get(event.finish_reason, "stop"), getattr(event, by) if by else None, counts)
+    kept = _kept(event.kv_transfer) if event.HasField("kv_transfer") else None
+    return Said(event.text, _REASONS.get(event.finish_reason, "stop"), getattr(event, by) if by else None, counts, kept)
 
 
 def found(message: bytes) -> tuple[Sequence[Sequence[float]], int]:
@@ -79,6 +83,18 @@ def found(message: bytes) -> tuple[Sequence[Sequence[float]], int]:
     except DecodeError as error:
         raise BadAnswer(f"The replica sent vectors that are none: {error}.") from None
     return [vector.values for vector in reply.vectors], reply.usage.prompt_tokens
+
+
+def _kept(there: engine_pb2.KvTransfer) -> Mapping[str, object]:
+    """As the engine says it over HTTP."""
+    return {
+        "do_remote_decode": there.do_remote_decode,
+        "do_remote_prefill": there.do_remote_prefill,
+        "remote_engine_id": there.remote_engine_id,
+        "remote_block_ids": list(there.remote_block_ids),
+        "remote_host": there.remote_host,
+        "remote_port": there.remote_port,
+    }
 
 
 def _sampling(body: Chat | Completion, sample: int) -> common_pb2.Sampling:

@@ -26,7 +26,7 @@ _AS_THEY_ARE = (
     *("stop_token_ids", "ignore_eos", "logit_bias"),
 )
 # The contract has no field for these: such requests go over HTTP.
-_MISSING = ("cache_salt", "priority")
+_MISSING = ("cache_salt", "priority", "kv_transfer_params")
 
 
 def generating(

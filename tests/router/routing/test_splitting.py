@@ -126,6 +126,14 @@ def test_engines_that_do_not_speak_to_each_other_make_no_pair() -> None:
     assert pair(decide([half("p", "prefill", engine=None), busy("d", engine=None)])) == (None, "d")
 
 
+def test_a_pair_may_be_spoken_to_over_grpc_where_the_contract_has_a_handshake() -> None:
+    for engine, expected in (("pointsman", "p"), ("vllm", None)):
+        prefill, decode = half("p", "prefill", engine=engine), busy("d", engine=engine)
+        for each in (prefill, decode):
+            each.replica.spec = replace(each.replica.spec, url=f"grpc://{each.replica.id}:1")
+        assert pair(decide([prefill, decode]))[0] == expected
+
+
 def test_an_adapter_must_be_on_both() -> None:
     demand = make_demand(prompt=LONG, adapter="red")
     red: dict[str, Any] = {"adapters": frozenset(("red",)), "resident_adapters": frozenset(("red",))}

@@ -45,7 +45,7 @@ def test_a_replica_is_read_from_text(text: str, spec: ReplicaSpec) -> None:
         ("http://a,tokeniser=t", "unknown option `tokeniser`; did you mean `tokenizer`?"),
         ("http://a,shiny=yes", "unknown option `shiny`; there are tokenizer, api_key"),
         ("http://a,role=both", "`role` must be prefill or decode, not `both`"),
-        ("grpc://a:1,role=prefill", "`role` goes with http and https"),
+        ("grpc://a:1,role=prefill,bootstrap=1", "`bootstrap` is SGLang's, which is spoken to over http"),
         ("http://a,bootstrap=8998", "`bootstrap` goes with `role=prefill`"),
         ("http://a,rtt=soon", "`rtt` must be milliseconds from 0 to 10000, not `soon`"),
         ("http://a,rtt=-1", "`rtt` must be milliseconds from 0 to 10000, not `-1`"),
@@ -87,6 +87,7 @@ def test_data_parallel_ranks_are_replicas_of_their_own_whose_ports_follow_each_o
 def test_a_replica_may_have_a_role() -> None:
     assert parse_replica("http://a").role is None
     assert parse_replica("http://a,role=decode").role == "decode"
+    assert parse_replica("grpc://a:1,role=prefill").role == "prefill"
     first = parse_replica("http://a,role=prefill,bootstrap=9000")
     assert (first.role, first.bootstrap_port) == ("prefill", 9000)
 

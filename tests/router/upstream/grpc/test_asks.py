@@ -42,7 +42,6 @@ def test_what_asks_for_nothing_or_can_be_had_passes(fields: dict[str, Any]) -> N
         ("prompt_logprobs", 0),
         ("anything_new", 1),
         ("skip_special_tokens", False),
-        ("kv_transfer_params", {}),
     ],
 )
 def test_what_no_contract_has_is_refused_by_name_and_may_be_tried_elsewhere(name: str, value: object) -> None:
