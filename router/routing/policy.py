@@ -85,7 +85,8 @@ class FilterScorePick:
             remaining = rule.keep(demand, kept)
             ids = {each.replica.id for each in remaining}
             out = [each for each in kept if each.replica.id not in ids]
-            weighed += [Weighed(each.replica, each.matched_tokens, type(rule).__name__) for each in out]
+            reason = type(rule).__name__
+            weighed += [Weighed(each.replica, each.matched_tokens, reason, unit=self.unit) for each in out]
             kept = remaining
         scores = [part.scorer.score(demand, kept) for part in self.scorers]
         names = [part.name for part in self.scorers]

@@ -98,6 +98,13 @@ def test_the_answer_says_what_the_policy_is_made_of_also_where_nobody_is_there(p
         assert made_of == set(answer["policy"]) - {"name"}
 
 
+def test_the_unit_is_the_policy_s_also_where_the_first_replica_may_not_be_chosen() -> None:
+    fleet = Fleet(policy_name="llm-d-blend", max_in_flight=2)
+    fleet.replicas.replicas[0].in_flight = 2
+    answer: Any = shown(fleet.placement.explain(make_demand()))
+    assert (answer["unit"], [each["excluded"] for each in answer["candidates"]]) == ("share", [None, "HasRoom"])
+
+
 def test_a_blend_s_costs_follow_from_the_terms_and_weights_that_are_shown() -> None:
     fleet = Fleet(policy_name="llm-d-blend")
     fleet.serve(chat(1, 640))
