@@ -24,6 +24,7 @@ class Dialect:
     """Names of one engine's series. `marker` is a series that only its pages have.
 
     `kv_used_ratio` lists names by age, newest first. Size and number of blocks are labels of an info series, or series.
+    Behind a `|` stands the label that the wanted ones of a series have.
     """
 
     name: str
@@ -75,6 +76,16 @@ TENSORRT_LLM = Dialect(
     block_size=b"trtllm_kv_cache_tokens_per_block",
     num_blocks=b"trtllm_kv_cache_max_blocks",
 )
+_TRITON_REQUESTS, _TRITON_BLOCKS = b"nv_trt_llm_request_metrics", b"nv_trt_llm_kv_cache_block_metrics"
+TRITON = Dialect(
+    name="triton-tensorrt-llm",
+    marker=_TRITON_REQUESTS,
+    running=_TRITON_REQUESTS + b'|request_type="scheduled"',
+    waiting=_TRITON_REQUESTS + b'|request_type="waiting"',
+    kv_used_ratio=(_TRITON_BLOCKS + b'|kv_cache_block_type="fraction"',),
+    block_size=_TRITON_BLOCKS + b'|kv_cache_block_type="tokens_per"',
+    num_blocks=_TRITON_BLOCKS + b'|kv_cache_block_type="max"',
+)
 # Our engine speaks vLLM's names and adds one; so it stands first.
 POINTSMAN = replace(
     VLLM,
@@ -82,7 +93,7 @@ POINTSMAN = replace(
     marker=b"pointsman_engine_queued_prefill_tokens",
     queued_tokens=b"pointsman_engine_queued_prefill_tokens",
 )
-DIALECTS = (POINTSMAN, VLLM, SGLANG, TENSORRT_LLM)
+DIALECTS = (POINTSMAN, VLLM, SGLANG, TENSORRT_LLM, TRITON)
 
 
 async def find_page(session: aiohttp.ClientSession, spec: ReplicaSpec, timeout_s: float) -> tuple[str, bytes] | None:
@@ -188,8 +199,9 @@ def _dialect(page: bytes) -> Dialect | None:
     return next((dialect for dialect in DIALECTS if next(_samples(page, dialect.marker), None) is not None), None)
 
 
-def _values(page: bytes, name: bytes) -> list[float]:
-    return [value for _, value in _samples(page, name)]
+def _values(page: bytes, series: bytes) -> list[float]:
+    name, _, wanted = series.partition(b"|")
+    return [value for labels, value in _samples(page, name) if wanted in labels]
 
 
 def _samples(page: bytes, name: bytes) -> Iterator[tuple[bytes, float]]:

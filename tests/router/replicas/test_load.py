@@ -24,6 +24,22 @@ trtllm_num_requests_waiting 1
 trtllm_kv_cache_utilization 0.5
 trtllm_kv_cache_tokens_per_block 32
 """
+# As the backend's README shows it, of two instances of one model.
+TRITON_PAGE = b"""# HELP nv_trt_llm_request_metrics TRT LLM request metrics
+# TYPE nv_trt_llm_request_metrics gauge
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="waiting",version="1"} 3
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="context",version="1"} 1
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="scheduled",version="1"} 5
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="max",version="1"} 512
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="active",version="1"} 8
+# TYPE nv_trt_llm_kv_cache_block_metrics gauge
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="tensorrt_llm",version="1"} 0.4875
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per",model="tensorrt_llm",version="1"} 64
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"} 3039
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="free",model="tensorrt_llm",version="1"} 3194
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm",version="1"} 6233
+nv_inference_pending_request_count{model="tensorrt_llm",version="1"} 9
+"""
 OUR_PAGE = b"""vllm:num_requests_running{model_name="m"} 4
 vllm:num_requests_waiting{model_name="m"} 6
 vllm:kv_cache_usage_perc{model_name="m"} 0.75
@@ -63,6 +79,7 @@ def test_a_real_page_with_two_ranks_is_summed_and_its_kv_use_averaged() -> None:
     [
         (SGLANG_PAGE, Load(1.0, 3, 5, 0.25, computed_tokens=6500), 64),
         (TENSORRT_PAGE, Load(1.0, 2, 1, 0.5), 32),
+        (TRITON_PAGE, Load(1.0, 5, 3, 0.4875), 64),
         (OUR_PAGE, Load(1.0, 4, 6, 0.75, queued_tokens=12345), 16),
     ],
 )
@@ -78,6 +95,7 @@ def test_each_dialect_is_read(page: bytes, load: Load, block_size: int) -> None:
         (SGLANG_PAGE, "sglang", 1000),
         (TENSORRT_PAGE + b"trtllm_kv_cache_max_blocks 77\n", "tensorrt-llm", 77),
         (TENSORRT_PAGE, "tensorrt-llm", None),
+        (TRITON_PAGE, "triton-tensorrt-llm", 6233),
         (b"pointsman_engine_queued_prefill_tokens 5\n", "pointsman", None),
         (b"<html>", None, None),
     ],
