@@ -9,8 +9,9 @@ import httpx
 import openai
 import pytest
 
+from loadtest.peers.process import free_ports
 from tests.e2e.engines import EngineProcess, engine_processes
-from tests.e2e.fleet import BIN, MODEL, Fleet, free_ports, running, wait_until
+from tests.e2e.fleet import BIN, MODEL, Fleet, running, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
