@@ -3,14 +3,15 @@ Knows presets, recipes and parts; runs no router."""
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from random import Random
 from typing import Any, cast
 
 from router.plugins import PluginError, Registry, unknown_name
-from router.routing.presets import DEFAULT, NAMES, PRESETS, Parts, compose, open_parts
-from router.routing.recipes import Recipe, is_recipe, read_recipe, written
+from router.routing.pointsman import Pointsman
+from router.routing.presets import DEFAULT, NAMES, PRESETS, Parts, compose, open_parts, tuned
+from router.routing.recipes import Recipe, Tuned, is_recipe, read_recipe, written
 
 # What is filled by the router, and no parameter.
 _GIVEN = ("random",)
@@ -27,11 +28,24 @@ def show_policies(policy: str | None) -> int:
 
 def _shown(policy: str, parts: Parts) -> str:
     if policy == DEFAULT:
-        return f"# {policy} is made of no parts: its one cost, in seconds, is `router/routing/cost.py`."
-    recipe = read_recipe(Path(policy)) if is_recipe(policy) else _preset(policy)
+        recipe: Recipe | Tuned = _ours()
+    else:
+        recipe = read_recipe(Path(policy)) if is_recipe(policy) else _preset(policy)
+    if isinstance(recipe, Tuned):
+        tuned(recipe, _MAX_IN_FLIGHT)
+        return f"# one cost in seconds, `router/routing/cost.py`, and what its terms weigh\n{written(recipe)}".rstrip()
     made = compose(recipe.name, recipe, parts, Random(), _MAX_IN_FLIGHT)
     unit = "" if made.unit is None else f", in {made.unit}"
     return f"# picked by {recipe.picker.name}{unit}\n{written(recipe)}".rstrip()
+
+
+def _ours() -> Tuned:
+    """Its options as they usually are; of some, nothing means that they are found out."""
+    made = Pointsman(DEFAULT, _MAX_IN_FLIGHT)
+    values = {each.name: getattr(made, each.name) for each in fields(Pointsman) if each.init}
+    del values["name"], values["max_in_flight"]
+    values["weights"] = asdict(made.weights)
+    return Tuned(DEFAULT, {name: value for name, value in values.items() if value is not None})
 
 
 def _preset(name: str) -> Recipe:

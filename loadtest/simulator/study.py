@@ -83,8 +83,10 @@ def find(task: Task, tell: Tell = lambda _: None) -> Found:
 def _attempt(task: Task, load: float, seed: int, min_attainment: float | None, tell: Tell) -> Summary:
     scenario = task.scenario
     parameters = [msgspec.to_builtins(scenario), _trace_key(scenario.files), load, seed, min_attainment]
+    policy: str | None = task.policy
     if is_recipe(task.policy):
-        parameters.append(file_key(files_of(Path(task.policy))))
+        parameters += [task.policy, file_key(files_of(Path(task.policy)))]
+        policy = None  # it may be made of any
 
     def compute() -> Summary:
         workload = _workload(scenario, seed)
@@ -105,7 +107,7 @@ def _attempt(task: Task, load: float, seed: int, min_attainment: float | None, t
         return summarise(finished, load, seed)
 
     is_paired = scenario.handing_over is not None
-    return ResultCache(task.cache_folder).get(Summary, parameters, compute, task.policy, is_paired=is_paired)
+    return ResultCache(task.cache_folder).get(Summary, parameters, compute, policy, is_paired=is_paired)
 
 
 @contextmanager

@@ -2,12 +2,14 @@
 nothing itself."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from math import inf
 from pathlib import Path
 from random import Random
 
 from router.plugins import PluginError, Registry, open_registry, unknown_name
 from router.ports import Filter, Picker, Policy, Scorer
+from router.routing.cost import Weights
 from router.routing.filters import HasAdapter, HasRoom, NotTried
 from router.routing.pickers import AtRandom, LowestRandomTies, PowerOfTwo, RoundRobin
 from router.routing.pointsman import Pointsman
@@ -26,7 +28,7 @@ from router.routing.published.preble import ExploitOrExplore
 from router.routing.published.sglang import CacheAware
 from router.routing.published.token_aware import StickyUntilSaturated, UncachedTokens
 from router.routing.published.vllm_dp import WaitingAndRunning
-from router.routing.recipes import Part, Recipe, is_recipe, read_recipe
+from router.routing.recipes import Part, Recipe, Tuned, is_recipe, read_recipe
 from router.routing.scorers.requests import Requests
 
 DEFAULT = "pointsman"
@@ -125,6 +127,8 @@ def open_policy(name: str, parts: Parts, random: Random, max_in_flight: int) -> 
     none, and where the recipe is wrong."""
     if is_recipe(name):
         recipe = read_recipe(Path(name))
+        if isinstance(recipe, Tuned):
+            return tuned(recipe, max_in_flight)
         return compose(recipe.name, recipe, parts, random, max_in_flight)
     return preset(name, parts, random, max_in_flight)
 
@@ -136,6 +140,19 @@ def preset(name: str, parts: Parts, random: Random, max_in_flight: int) -> Polic
     if name not in PRESETS:
         raise unknown_name("policy", name, NAMES)
     return compose(name, PRESETS[name], parts, random, max_in_flight)
+
+
+def tuned(recipe: Tuned, max_in_flight: int) -> Pointsman:
+    """Ours with other options than usual. Raises PluginError that names the one that is wrong."""
+    ours = Registry("policy", "decide", {DEFAULT: Pointsman}, {})
+    made = ours.create(DEFAULT, recipe.options, {"name": recipe.name, "max_in_flight": max_in_flight})
+    weights, known = recipe.options.get("weights", {}), [each.name for each in fields(Weights)]
+    for name in weights if isinstance(weights, Mapping) else ():
+        if name not in known:
+            raise unknown_name(f'weight of policy "{DEFAULT}"', name, known)
+        if not 0.0 <= getattr(made.weights, name) < inf:
+            raise PluginError(f'the weight "{name}" of policy "{DEFAULT}" must be a number from 0')
+    return made
 
 
 def compose(name: str, recipe: Recipe, parts: Parts, random: Random, max_in_flight: int) -> FilterScorePick:

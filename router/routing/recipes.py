@@ -12,6 +12,12 @@ nothing.
     weight = 2.0                           # in a blend of shares only: costs are added up
     [[scorers]]
     type = "mine.py:Affinity"              # a class in a file beside this one
+
+or, instead of parts, our own policy with other weights (`cost.Weights`) and bounds (`pointsman.Pointsman`):
+
+    [pointsman]
+    useful_depth_s = 4.0
+    weights = { copy = 4.0 }
 """
 
 import json
@@ -50,6 +56,14 @@ class Recipe:
     name: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """Our own policy under a name of its own, with options that are not as usual."""
+
+    name: str
+    options: Mapping[str, object]
+
+
 class _Part(msgspec.Struct, frozen=True):
     type: str
     parameters: dict[str, Any] = {}
@@ -60,9 +74,10 @@ class _Scorer(_Part, frozen=True):
 
 
 class _File(msgspec.Struct, frozen=True):
-    picker: _Part
+    picker: _Part | None = None
     scorers: list[_Scorer] = []
     filters: list[_Part] = []
+    pointsman: dict[str, Any] | None = None
     name: str = ""
 
 
@@ -71,7 +86,7 @@ def is_recipe(policy: str) -> bool:
     return policy.endswith(SUFFIX)
 
 
-def read_recipe(path: Path) -> Recipe:
+def read_recipe(path: Path) -> Recipe | Tuned:
     """Raises PluginError that names the file, and the field that is wrong."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -80,16 +95,23 @@ def read_recipe(path: Path) -> Recipe:
         name = found.name or path.stem
         if not name.isprintable() or not name.isascii() or ";" in name:  # it goes into a header
             raise PluginError("`name` must be of printable ASCII without a semicolon")
+        if (found.picker is None) is (found.pointsman is None):
+            raise PluginError("give `picker`, with or without filters and scorers, or `pointsman` by itself")
     except OSError as error:
         raise PluginError(f"cannot read the recipe {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError, PluginError) as error:
         raise PluginError(f"the recipe {path}: {error}") from None
+    if found.picker is None:
+        return _tuned(path, name, found)
     scorers = tuple(_part(path.parent, each, each.weight) for each in found.scorers)
     return Recipe(_part(path.parent, found.picker), scorers, tuple(_part(path.parent, e) for e in found.filters), name)
 
 
-def written(recipe: Recipe) -> str:
+def written(recipe: Recipe | Tuned) -> str:
     """As `read_recipe` reads it."""
+    if isinstance(recipe, Tuned):
+        lines = [f"{key} = {_value(value)}" for key, value in recipe.options.items()]
+        return "\n".join([f"name = {json.dumps(recipe.name)}", "[pointsman]", *lines]) + "\n"
     lines = [f"name = {json.dumps(recipe.name)}", "[picker]", *_lines(recipe.picker)]
     for part in recipe.filters:
         lines += ["[[filters]]", *_lines(part)]
@@ -101,8 +123,16 @@ def written(recipe: Recipe) -> str:
 def files_of(path: Path) -> list[Path]:
     """The recipe's file, and those that its parts are in. Raises PluginError as `read_recipe` does."""
     recipe = read_recipe(path)
+    if isinstance(recipe, Tuned):
+        return [path]
     named = [part.name for part in (recipe.picker, *recipe.scorers, *recipe.filters)]
     return [path, *sorted({Path(name.rpartition(":")[0]) for name in named if _is_file(name)})]
+
+
+def _tuned(path: Path, name: str, found: _File) -> Tuned:
+    if found.scorers or found.filters:
+        raise PluginError(f"the recipe {path}: `pointsman` stands by itself, without filters and scorers")
+    return Tuned(name, found.pointsman or {})
 
 
 def _part(folder: Path, given: _Part, weight: float = 1.0) -> Part:
@@ -135,4 +165,11 @@ def _lines(part: Part) -> Iterator[str]:
     if part.weight != 1.0:
         yield f"weight = {part.weight}"
     if part.options:
-        yield f"parameters = {{ {', '.join(f'{key} = {json.dumps(value)}' for key, value in part.options.items())} }}"
+        yield f"parameters = {_value(part.options)}"
+
+
+def _value(value: object) -> str:
+    """JSON's but for tables and numbers without an end, as TOML has it."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{key} = {_value(each)}' for key, each in value.items())} }}"
+    return json.dumps(value)

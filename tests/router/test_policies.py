@@ -4,8 +4,9 @@ import pytest
 
 from router.plugins import PluginError
 from router.policies import show_policies
-from router.routing.presets import FILTERS, NAMES, PICKERS, PRESETS, SCORERS
-from router.routing.recipes import read_recipe
+from router.routing.pointsman import Pointsman
+from router.routing.presets import FILTERS, NAMES, PICKERS, PRESETS, SCORERS, tuned
+from router.routing.recipes import Recipe, Tuned, read_recipe
 
 
 def test_the_list_has_every_policy_and_every_part(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,6 +24,7 @@ def test_each_is_shown_as_a_recipe_to_start_from(name: str, tmp_path: Path, caps
     path = tmp_path / "copy.toml"
     path.write_text(capsys.readouterr().out)
     recipe = read_recipe(path)
+    assert isinstance(recipe, Recipe)
     assert (recipe.picker, recipe.scorers, recipe.filters) == (
         PRESETS[name].picker,
         PRESETS[name].scorers,
@@ -40,6 +42,17 @@ def test_one_that_does_not_fit_together_is_told(tmp_path: Path) -> None:
         show_policies("prebel")
 
 
-def test_ours_is_made_of_no_parts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ours_is_shown_with_its_weights_and_can_be_run_with_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     show_policies("pointsman")
-    assert "cost.py" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    path = tmp_path / "copy.toml"
+    path.write_text(told)
+    recipe = read_recipe(path)
+    assert isinstance(recipe, Tuned)
+    assert tuned(recipe, 8).about() == Pointsman("pointsman", 8).about()
+    path.write_text(told.replace('"pointsman"', '"mine"').replace("useful_depth_s = 8.0", "useful_depth_s = 3.0"))
+    recipe = read_recipe(path)
+    assert isinstance(recipe, Tuned)
+    assert tuned(recipe, 8).about() == Pointsman("mine", 8, useful_depth_s=3.0).about()

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from router.plugins import PluginError
 from router.routing.presets import PRESETS, open_parts, open_policy
-from router.routing.recipes import Part, Recipe, files_of, read_recipe, written
-from tests.router.nouns import make_candidate, make_demand, make_view
+from router.routing.recipes import Part, Recipe, Tuned, files_of, read_recipe, written
+from tests.router.nouns import make_candidate, make_demand, make_prompt, make_view
 
 OURS = """
 name = "ours"
@@ -79,6 +79,17 @@ def test_a_policy_by_file_says_what_it_is_made_of(tmp_path: Path) -> None:
     }
 
 
+def test_our_own_policy_by_file_weighs_as_it_says(tmp_path: Path) -> None:
+    path = at(tmp_path, 'name = "lazy"\n[pointsman]\nuseful_depth_s = 3.0\nweights = { copy = 50.0 }')
+    sticky, usual = (open_policy(name, open_parts(), Random(1), 8) for name in (str(path), "pointsman"))
+    fleet = [make_candidate("holder", 640, foreign_tokens=4000), make_candidate("idle")]
+    chosen = [policy.decide(make_demand(prompt=make_prompt(700)), make_view(fleet)) for policy in (sticky, usual)]
+    assert [None if each is None else (each.policy, each.replica.id) for each in chosen] == [
+        ("lazy", "holder"),
+        ("pointsman", "idle"),
+    ]
+
+
 def test_a_class_is_looked_for_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at(tmp_path, PLUGIN, "own.py")
     text = '[picker]\ntype = "lowest-random-ties"\n[[scorers]]\ntype = "own.py:Named"\nparameters = { favourite = "c" }'
@@ -94,7 +105,9 @@ def test_a_class_is_looked_for_beside_the_recipe(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "missing required field `picker`"),
+        ("", "give `picker`, with or without filters and scorers, or `pointsman` by itself"),
+        ('[picker]\ntype = "random"\n[pointsman]\n', "give `picker`"),
+        ('[pointsman]\n[[scorers]]\ntype = "requests"', "`pointsman` stands by itself"),
         ("[picker", "end of a table declaration"),
         ('[picker]\ntipe = "random"', 'unknown field of `picker` "tipe"; did you mean "type"'),
         ('[picker]\ntype = "random"\n[[scorer]]\ntype = "requests"', 'unknown field "scorer"; did you mean "scorers"'),
@@ -128,6 +141,17 @@ def test_what_is_wrong_is_told_with_its_file_and_field(tmp_path: Path, text: str
         ),
         ('[picker]\ntype = "random"\n[[scorers]]\ntype = "queued-prefill"\nweight = 2', "takes no weight"),
         ('[picker]\ntype = "random"\n[[scorers]]\ntype = "no.py:Such"', "no file"),
+        (
+            "[pointsman]\nuseful_dept_s = 3",
+            'unknown option of policy "pointsman" "useful_dept_s"; did you mean "useful_depth',
+        ),
+        ("[pointsman]\nmax_in_flight = 3", 'unknown option of policy "pointsman" "max_in_flight"'),
+        ("[pointsman]\ntie_s = -1", "tie_s must not be negative"),
+        ('[pointsman]\ntie_s = "x"', 'option "tie_s" of policy "pointsman"'),
+        ("[pointsman]\nweights = 3", 'option "weights" of policy "pointsman"'),
+        ("[pointsman]\nweights = { copi = 3 }", 'unknown weight of policy "pointsman" "copi"; did you mean "copy"'),
+        ("[pointsman]\nweights = { copy = -3 }", 'the weight "copy" of policy "pointsman" must be a number from 0'),
+        ("[pointsman]\nweights = { copy = nan }", 'the weight "copy" of policy "pointsman" must be a number from 0'),
     ],
 )
 def test_parts_that_are_not_there_or_misfit_are_named(tmp_path: Path, text: str, told: str) -> None:
@@ -138,6 +162,11 @@ def test_parts_that_are_not_there_or_misfit_are_named(tmp_path: Path, text: str,
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(PluginError, match=r"cannot read the recipe nowhere/it.toml: No such file"):
         read_recipe(Path("nowhere/it.toml"))
+
+
+def test_tuned_options_can_be_written_down_and_read_again(tmp_path: Path) -> None:
+    recipe = Tuned("ours", {"useful_depth_s": 2.5, "weights": {"copy": 2.0, "room": 0.5}})
+    assert read_recipe(at(tmp_path, written(recipe))) == recipe
 
 
 @pytest.mark.parametrize("name", PRESETS)
