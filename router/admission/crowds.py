@@ -1,17 +1,16 @@
 """Those of one lane and band, flow by flow. Knows whose turn it is among flows; knows no clock and no places.
 
-A flow's counter moves while it stands in the heap: one that grew is put back where it belongs when it surfaces; one
-that was refunded is listed anew at once (`touch`), and its older entry counts no more.
+What a flow is listed by moves while it stands in the heap. Where that grew, as it was served or its head left, it is
+put back where it belongs when it surfaces; where it sank, by a refund or a newcomer who is due earlier, the flow is
+listed anew at once, and its older entry counts no more.
 """
 
 import heapq
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from router.admission.flows import Flow
-from router.admission.waiters import Run, Waiter
+from router.admission.flows import Flow, Flows
+from router.admission.waiters import Entry, Run, Waiter
 
 T = TypeVar("T")
 _SPARE_ENTRIES = 16
@@ -19,19 +18,20 @@ _SPARE_ENTRIES = 16
 
 @dataclass(eq=False, slots=True)
 class Crowd(Generic[T]):
-    """Runs by flow, and a heap of flows by counter, then by who came first."""
+    """Runs by flow, and a heap of flows by turn, then by when their heads are due."""
 
+    flows: Flows
     runs: dict[Flow, Run[T]] = field(default_factory=dict)
-    _heap: list[tuple[float, int, Flow]] = field(default_factory=list)
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _heap: list[Entry] = field(default_factory=list)
 
     def push(self, flow: Flow, waiter: Waiter[T]) -> None:
         run = self.runs.get(flow)
         if run is None:
             run = self.runs[flow] = Run()
             flow.crowds[self] = None
-            self._list(flow, run)
         run.push(waiter)
+        if run.listed is None or (waiter.due, waiter.sequence) < run.listed[1:3]:
+            self._list(flow, run)
 
     def discard_one(self, flow: Flow) -> None:
         """A waiter of this flow has left."""
@@ -45,25 +45,28 @@ class Crowd(Generic[T]):
         """Its counter has sunk."""
         self._list(flow, self.runs[flow])
 
-    def head(self) -> tuple[Flow, Waiter[T]]:
-        """Whose turn it is. Somebody is here."""
-        heap, runs = self._heap, self.runs
+    def head(self) -> tuple[float, Waiter[T]]:
+        """The turn of the flow whose turn it is, and its head. Somebody is here."""
+        heap, runs, turn_of = self._heap, self.runs, self.flows.turn_of
         while True:
-            counter, _, flow = heap[0]
+            entry = heap[0]
+            flow = entry[3]
             run = runs.get(flow)
-            if run is None or run.listed_at != counter:
+            if run is None or run.listed is not entry:
                 heapq.heappop(heap)
-            elif flow.counter != counter:
-                run.listed_at = flow.counter
-                heapq.heapreplace(heap, (flow.counter, next(self._numbers), flow))
-            else:
-                return flow, run.head()
+                continue
+            waiter, turn = run.head(), turn_of(flow)
+            if turn == entry[0] and waiter.sequence == entry[2]:
+                return turn, waiter
+            run.listed = (turn, waiter.due, waiter.sequence, flow)
+            heapq.heapreplace(heap, run.listed)
 
     def _list(self, flow: Flow, run: Run[T]) -> None:
-        run.listed_at = flow.counter
-        heapq.heappush(self._heap, (flow.counter, next(self._numbers), flow))
+        waiter = run.head()
+        run.listed = (self.flows.turn_of(flow), waiter.due, waiter.sequence, flow)
+        heapq.heappush(self._heap, run.listed)
         if len(self._heap) > 2 * len(self.runs) + _SPARE_ENTRIES:
-            self._heap = [(run.listed_at, next(self._numbers), flow) for flow, run in self.runs.items()]
+            self._heap = [run.listed for run in self.runs.values() if run.listed is not None]
             heapq.heapify(self._heap)
 
     def __repr__(self) -> str:

@@ -2,9 +2,13 @@
 weights and who waits; knows no requests, no order within a flow and no clock.
 
 The flow with the lowest counter goes first; serving it adds tokens / weight. A flow that comes to wait begins no lower
-than the flow served last did: nobody saves up for later. While both wait, two flows of equal weight are served within
-2 x (the dearest request + the tokens charged and not yet settled) of each other. A tenant's flows share its weight:
-each is charged as many times as there are flows of it waiting.
+than the flow served last did: nobody saves up for later. A tenant's flows share its weight: each is charged as many
+times as there are flows of it waiting.
+
+A shortage that has just begun is borne by all alike: until a flow has taken a grace of some tokens it comes no later
+than any other, and of such flows the earliest due goes first. So a shortage that soon passes makes nobody late alone.
+While both wait, two flows of equal weight are served within 2 x (the dearest request + the tokens charged and not yet
+settled) + the grace of each other.
 """
 
 from collections.abc import Iterator
@@ -41,9 +45,11 @@ class Flow:
 
 @dataclass(eq=False, slots=True)
 class Flows:
-    """The flows of one pool."""
+    """The flows of one pool. Up to a counter of `level` all are equal; `open_tokens` are charged and not settled."""
 
     floor: float = 0.0
+    level: float = 0.0
+    open_tokens: float = 0.0
     _flows: dict[Key, Flow] = field(default_factory=dict)
     _num_active: dict[str, int] = field(default_factory=dict)
 
@@ -64,6 +70,14 @@ class Flows:
         elif flow.weight != standing.weight:
             flow.weight = standing.weight
         return flow
+
+    def begin_shortage(self, grace_tokens: float) -> None:
+        """Nobody waits, and somebody is about to: from now on each flow may take so many tokens before it counts."""
+        self.level = self.floor + grace_tokens
+
+    def turn_of(self, flow: Flow) -> float:
+        """The lowest goes first; of equal ones, who is due first."""
+        return flow.counter if flow.counter > self.level else self.level
 
     def begin_wait(self, flow: Flow) -> None:
         """One more of this flow waits. Nobody saves up: who did not wait before starts at the floor."""
@@ -90,12 +104,14 @@ class Flows:
             before = self.floor
         rate = self._num_active.get(flow.tenant, 1) / flow.weight
         flow.counter = before + num_tokens * rate
+        self.open_tokens += num_tokens
         return rate
 
-    def settle(self, flow: Flow, num_tokens: float, rate: float) -> None:
-        """So many more tokens than it was charged, at the rate of that time; less than none is a refund, which never
-        sinks an idle flow below what a newcomer gets."""
-        flow.counter += num_tokens * rate
+    def settle(self, flow: Flow, num_tokens: float, charged_tokens: float, rate: float) -> None:
+        """It took so many tokens where it was charged others, at the rate of that time; a refund never sinks an idle
+        flow below what a newcomer gets."""
+        flow.counter += (num_tokens - charged_tokens) * rate
+        self.open_tokens -= charged_tokens
         if not flow.num_waiting and flow.counter < self.floor:
             flow.counter = self.floor
 

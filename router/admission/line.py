@@ -1,10 +1,10 @@
 """The line of those who wait for a place in one pool. Knows order and limits; knows no task, no future and no engine.
 
-Order is the band (but a lower one gets its least share), then the flow that has had least of the pool, then the
-earliest due, then arrival. A demand may have limits of its own: the adapter it needs, the replicas it has tried.
-Demands of equal limits share a lane, and of a lane only the head is ever offered a place: where the head does not fit,
-nobody behind it does. So a blocked head holds up its own lane and no other, and a pump costs one try per lane, not per
-waiter.
+Order is the band (but a lower one gets its least share), then the flow that has had least of the pool (while a shortage
+is new all are equal), then the earliest due, then arrival. A demand may have limits of its own: the adapter it needs,
+the replicas it has tried. Demands of equal limits share a lane, and of a lane only the head is ever offered a place:
+where the head does not fit, nobody behind it does. So a blocked head holds up its own lane and no other, and a pump
+costs one try per lane, not per waiter.
 """
 
 import heapq
@@ -31,15 +31,15 @@ class _Lane(Generic[T]):
     """Waiters of equal limits, by band."""
 
     limits: Limits
-    crowds: Sequence[Crowd[T]] = field(default_factory=lambda: [Crowd() for _ in range(NUM_BANDS)])
+    crowds: Sequence[Crowd[T]]
     num_waiting: int = 0
 
     def head(self, order: Sequence[int]) -> "_Head[T]":
         """Who is next of this lane, where bands have their turn in this order."""
         for turn, rank in enumerate(order):
             if self.crowds[rank].runs:
-                flow, waiter = self.crowds[rank].head()
-                return turn, flow.counter, waiter.due, waiter.sequence, waiter, self
+                flows_turn, waiter = self.crowds[rank].head()
+                return turn, flows_turn, waiter.due, waiter.sequence, waiter, self
         raise LookupError("an empty lane has no head")
 
 
@@ -105,7 +105,7 @@ class Line(Generic[T]):
         self.flows.begin_wait(flow)
         lane = self._lanes.get(limits)
         if lane is None:
-            lane = self._lanes[limits] = _Lane(limits)
+            lane = self._lanes[limits] = _Lane(limits, [Crowd(self.flows) for _ in range(NUM_BANDS)])
         lane.crowds[standing.band].push(flow, waiter)
         lane.num_waiting += 1
         self._bands[standing.band].push(flow, waiter)
@@ -133,10 +133,10 @@ class Line(Generic[T]):
             self._shares.served(rank, num_tokens, self._waits_s(now))
         return self.flows.serve(flow, num_tokens)
 
-    def settle(self, flow: Flow, num_tokens: float, rate: float) -> None:
-        """It took so many more tokens than it was charged; a refund where that is less than none."""
-        self.flows.settle(flow, num_tokens, rate)
-        if num_tokens < 0.0:
+    def settle(self, flow: Flow, num_tokens: float, charged_tokens: float, rate: float) -> None:
+        """It took so many tokens where it was charged others; a refund where that is less."""
+        self.flows.settle(flow, num_tokens, charged_tokens, rate)
+        if num_tokens < charged_tokens:
             for crowd in flow.crowds:
                 crowd.touch(flow)
 

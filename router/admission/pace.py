@@ -55,6 +55,10 @@ class Service:
         self._num_ended += 1
         self.mean_s += (seconds - self.mean_s) * max(_NEWEST_SHARE, 1.0 / self._num_ended)
 
+    def share_ended_within(self, seconds: float) -> float:
+        """Of the requests that hold a place now, those that will have ended by then; 0 while nothing is known."""
+        return min(1.0, seconds / self.mean_s) if self.mean_s > 0.0 else 0.0
+
     @property
     def long_s(self) -> float:
         """What nearly all of them take at most."""

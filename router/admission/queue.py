@@ -24,6 +24,9 @@ from router.ports import Clock, Placer
 MAX_RETRY_AFTER_S = 60.0
 # Where no replica is ready the pace says nothing; a few probe intervals from now one may be.
 RETRY_WITHOUT_REPLICA_S = 5.0
+# When places get short, each flow may take what the pool serves in so long before it is held to its fair share: short
+# waits are shared by all, where else a heavy tenant alone would be late.
+GRACE_S = 1.0
 
 Place = asyncio.Future[Lease]
 
@@ -38,6 +41,11 @@ class _PoolLine:
     service: Service = field(default_factory=Service)
     displaceable: Displaceable = field(default_factory=Displaceable)
     is_pump_due: bool = False
+
+    def begin_shortage(self) -> None:
+        """Nobody waits, and somebody is about to."""
+        flows = self.line.flows
+        flows.begin_shortage(flows.open_tokens * self.service.share_ended_within(GRACE_S))
 
 
 @dataclass(eq=False, slots=True)
@@ -172,6 +180,7 @@ class LocalQueue:
         loop = asyncio.get_running_loop()
         if not len(queue.line):
             queue.pace.began(now)
+            queue.begin_shortage()
         if not (flow := queue.line.flows.get(standing_of(demand))).num_waiting:
             flow.pace.began(now)
         waiter = queue.line.join(demand, loop.create_future(), now, next(self._sequence))
@@ -281,7 +290,7 @@ class LocalQueue:
             ended_at = self.clock() if lease.ended_at is None else lease.ended_at
             queue.service.ended(ended_at - lease.taken_at)
         learn_output(flow, lease)
-        queue.line.settle(flow, taken - lease.charged_tokens, lease.charge_rate)
+        queue.line.settle(flow, taken, lease.charged_tokens, lease.charge_rate)
         charged = self._granted.pop(lease, None) if self._granted else None
         if charged is not None and queue.ration is not None:
             queue.ration.turns.settle(standing, (taken - charged) / standing.weight)

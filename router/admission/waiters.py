@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from router.admission.bands import band_of_priority, unnamed
+from router.admission.flows import Flow
 from router.core import Band, Demand, Standing
 
 T = TypeVar("T")
 Limits = tuple[str | None, frozenset[str]]
+# A flow's turn among others, its head's due and sequence, and the flow.
+Entry = tuple[float, float, int, Flow]
 
 NO_LIMITS: Limits = (None, frozenset())
 
@@ -75,12 +78,12 @@ def _least_priority(band: Band) -> int:
 
 @dataclass(eq=False, slots=True)
 class Run(Generic[T]):
-    """One flow's waiters in one lane and band, by due, then sequence. `listed_at` is its crowd's.
+    """One flow's waiters in one lane and band, by due, then sequence. `listed` is its crowd's.
 
     Mostly dues come in their order: then it is a plain queue, and no longer one is slower. Others go to a heap.
     """
 
-    listed_at: float = 0.0
+    listed: Entry | None = None
     num_waiting: int = 0
     _in_order: deque[Waiter[T]] = field(default_factory=deque)
     _early: list[tuple[float, int, Waiter[T]]] = field(default_factory=list)

@@ -32,7 +32,7 @@ def test_service_of_flows_that_wait_stays_within_the_bound_of_virtual_token_coun
         if len(open_charges) > 7:
             ended, charged, rate = open_charges.pop(random.randrange(8))
             actual = random.choice([0.0, random.uniform(1.0, dearest)])
-            flows.settle(accounts[ended], actual - charged, rate)
+            flows.settle(accounts[ended], actual, charged, rate)
             served[ended] += actual / weights[ended]
         history.append(dict(served))
     for first in random.sample(range(len(history)), 100):
@@ -67,7 +67,7 @@ def test_a_refund_does_not_sink_an_idle_flow_below_a_newcomer() -> None:
     flow = flows.get(standing("a"))
     rate = flows.serve(flow, 100.0)
     flows.serve(flows.get(standing("b")), 5.0)
-    flows.settle(flow, -1000.0, rate)
+    flows.settle(flow, 0.0, 1000.0, rate)
     assert flow.counter == flows.floor
 
 
@@ -78,7 +78,7 @@ def test_a_refund_is_at_the_rate_of_its_charge_however_many_flows_there_are_by_t
     rate = flows.serve(flow, 100.0)
     for number in range(1, 50):
         flows.begin_wait(flows.get(standing("t", str(number))))
-    flows.settle(flow, -100.0, rate)
+    flows.settle(flow, 0.0, 100.0, rate)
     assert flow.counter == 0.0
 
 

@@ -239,7 +239,7 @@ def test_a_refund_moves_its_flow_forward_at_once() -> None:
         join(line, f"{tenant}{number}", sequence=number, standing=standing(tenant))
     rate = line.serve(line.flows.get(standing("a")), Band.NORMAL, 1000.0, 0.0)
     line.serve(line.flows.get(standing("b")), Band.NORMAL, 100.0, 0.0)
-    line.settle(line.flows.get(standing("a")), -1000.0, rate)
+    line.settle(line.flows.get(standing("a")), 0.0, 1000.0, rate)
     assert drain(line, charge=10.0)[:2] == ["a0", "a2"]
 
 
@@ -262,7 +262,7 @@ def test_random_joins_leaves_and_places_keep_order_and_lose_nobody(seed: int) ->
         elif move < 0.7 and here:
             line.leave(here.pop(random.choice(list(here))))
         elif move < 0.75:
-            line.settle(line.flows.get(standing(random.choice("stuvw"))), random.uniform(-50, 50), 1.0)
+            line.settle(line.flows.get(standing(random.choice("stuvw"))), random.uniform(0, 100), 50.0, 1.0)
         else:
             _serve_some(line, here, random)
         assert len(line) == len(here)
