@@ -12,13 +12,13 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from typing import TYPE_CHECKING, Any
 
 from router.batchclient import BatchClient, BatchFailed, BatchSeen, RouterAway, look_into, open_session
 from router.config import credentials
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 POLL_S = 0.5
 # Where nobody watches a terminal, a line now and then says how far it is.
@@ -174,13 +174,17 @@ def _say(words: str) -> None:
 class _Bar:
     """On a terminal a bar, elsewhere lines now and then; both go to standard error."""
 
-    _progress: Progress | None = None
-    _task: TaskID | None = None
+    _progress: "Progress | None" = None
+    _task: "TaskID | None" = None
     _total: int = 0
     _told_at: float = field(default=-LINE_S)
 
     def __enter__(self) -> "_Bar":
         if sys.stderr.isatty():
+            # Not before there is a bar to draw: servers are started by the same command, and need none.
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
             columns = (BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn())
             text = TextColumn("{task.completed:.0f} of {task.total:.0f}  {task.description}")
             self._progress = Progress(*columns, text, console=Console(stderr=True))
