@@ -27,6 +27,14 @@ def chosen(policy: Policy, candidates: list[Candidate], prompt: Prompt | None = 
     return decision.replica.id
 
 
+def test_policies_have_the_names_that_people_know() -> None:
+    assert set(NAMES) == {
+        *("round-robin", "random", "least-request", "power-of-two", "consistent-hash", "sglang-cache-aware", "dynamo"),
+        *("llm-d-blend", "llm-d-precise", "llm-d-token-aware", "lmetric", "conductor", "preble", "aibrix-prefix"),
+        *("dualmap", "vllm-dp", "pointsman"),
+    }
+
+
 def test_an_unknown_preset_suggests_the_nearest(parts: Parts) -> None:
     with pytest.raises(PluginError, match='unknown policy "round-robbin"; did you mean "round-robin"'):
         build(parts, "round-robbin")
