@@ -26,7 +26,7 @@ from engine.fetch import MODELS, fetch
 from engine.loading import LoadPhases, progress_bar
 from engine.loop import EngineLoop
 from engine.lora import read_lora
-from engine.model.attention import kv_dtype
+from engine.model.attention import kv_dtype, prepare
 from engine.model.checkpoint import Checkpoint, open_checkpoint
 from engine.model.config import ModelConfig
 from engine.model.fingerprint import fingerprint
@@ -170,6 +170,8 @@ def _machine(config: EngineConfig, path: Path) -> _Machine:
         weights = read_weights()
     with phases.timed("kv_cache"):
         runner = Runner(weights, *allocate(), slots)
+    with phases.timed("kernels"):
+        prepare(runner.cache, model.num_heads)
     return _Machine(
         about=f"{device}, {str(dtype).removeprefix('torch.')}",
         checkpoint=checkpoint,

@@ -46,16 +46,19 @@ class Runner:
             tokens += chunk.token_ids
             positions += range(chunk.start, chunk.start + chunk.width)
             rows += range(len(tokens) - chunk.num_rows, len(tokens))
+        wanted = torch.tensor(rows, dtype=torch.long, device=model.device)
+        has_pooling = any(chunk.sequence.request.pooling for chunk in batch.chunks)
         hidden = model.hidden(
             torch.tensor(tokens, device=model.device),
             torch.tensor(positions, device=model.device),
             self._paging(batch, model.config),
             self._deltas(batch),
+            None if has_pooling else wanted,
         )
         results: list[Result] = [None] * len(batch.chunks)
         if rows:
-            results = sample(model.logits(hidden[torch.tensor(rows, device=model.device)]), batch.chunks)
-        if any(chunk.sequence.request.pooling for chunk in batch.chunks):
+            results = sample(model.logits(hidden[wanted] if has_pooling else hidden), batch.chunks)
+        if has_pooling:
             pool(hidden, batch.chunks, results)
         return results
 

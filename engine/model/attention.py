@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from engine.model.chunk_attention import ChunkAttention
+from engine.model.compiled_chunks import CompiledChunks, chunks_kernel
+from engine.model.compiled_layers import prepare_layers, stored
 from engine.model.compiled_rows import CompiledRows, rows_kernel
 from engine.model.kv_cache import KVCache, Span
 from engine.model.row_attention import Query, RowAttention, in_groups
 
-# From so many queries of one sequence on, copying its context together and multiplying matrices is faster than reading
-# it in place for each query.
+# From so many queries of one sequence on, taking some at once is faster than reading the context for each.
 _CHUNK_FROM = 4
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
@@ -46,13 +47,23 @@ class Paging:
     def attend(self, layer: int, queries: Tensor, fresh: Tensor) -> Tensor:
         """Stores the batch's keys and values, `fresh` [tokens, 2 * kv_heads, head_dim], and gives for `queries`
         [tokens, heads, head_dim] what they find, of the same shape; all of the cache's dtype."""
-        self.cache.rows(layer).index_copy_(0, self.rows, fresh.flatten(0, 1))
+        rows = self.cache.rows(layer)
+        if not stored(fresh, rows, self.rows):
+            rows.index_copy_(0, self.rows, fresh.flatten(0, 1))
         return self.ways[self.windows[layer]](layer, queries, fresh)
 
 
 def kv_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """In what the KV of a model of `dtype` is kept: on a CPU the in-place reading knows float32 alone."""
     return torch.float32 if device.type == "cpu" else dtype
+
+
+def prepare(cache: KVCache, num_heads: int) -> None:
+    """Compiles what is compiled where it runs, so that no request waits for it."""
+    if cache.blocks.device.type == "cpu":
+        rows_kernel(cache, num_heads)
+        chunks_kernel(cache, num_heads)
+        prepare_layers()
 
 
 def _way_of(device: torch.device) -> Callable[[List[Span], KVCache, int, int | None], Attend]:
@@ -69,29 +80,34 @@ def _way_of(device: torch.device) -> Callable[[List[Span], KVCache, int, int | N
 
 @dataclass(frozen=True, slots=True)
 class CpuAttention:
-    """Few queries of a sequence read in place, many over a copy of their context."""
+    """What is read in place: few queries of a sequence, and many where there is our function; else they are over a copy
+    of their context."""
 
-    few: tuple[RowAttention | CompiledRows, ...]
-    many: tuple[ChunkAttention, ...]
+    in_place: tuple[RowAttention | CompiledRows | CompiledChunks, ...]
+    copied: tuple[ChunkAttention, ...]
 
     @classmethod
     def of(cls, spans: List[Span], cache: KVCache, num_heads: int, window: int | None) -> Self:
         few: list[Query] = []
-        many: list[ChunkAttention] = []
+        many: list[tuple[int, Span]] = []
         index = 0
         for span in spans:
             if span.num_queries >= _CHUNK_FROM:
-                many.append(ChunkAttention.of(span, index, window, cache))
+                many.append((index, span))
             else:
                 few += _queries(span, index, window)
             index += span.num_queries
-        return cls(_in_place(few, index, cache, num_heads), tuple(many))
+        rows = _in_place(few, index, cache, num_heads)
+        function = chunks_kernel(cache, num_heads)
+        if function is not None and many:
+            return cls((*rows, CompiledChunks.of(many, window, cache, num_heads, function)), ())
+        return cls(rows, tuple(ChunkAttention.of(span, index, window, cache) for index, span in many))
 
     def __call__(self, layer: int, queries: Tensor, fresh: Tensor) -> Tensor:
         attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        for group in self.few:
+        for group in self.in_place:
             group.attend(layer, queries, attended)
-        for chunk in self.many:
+        for chunk in self.copied:
             chunk.attend(layer, queries, fresh, attended)
         return attended
 

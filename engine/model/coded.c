@@ -3,65 +3,76 @@
    Knows one layout of a matrix, made by coded.py, and AVX-512 with VNNI. Must not know files, formats or layers.
 
    weight = code * scale + minimum, for each group of 32 along a row. Codes are small whole numbers, so a group of
-   inputs is made whole as well: its largest becomes 2^22, in three planes of signed bytes. Its product with the codes is
-   then exact in integers, and only the sum over groups is in float32, as it would be for any matrix.
+   inputs is made whole as well, times the power of two that takes its largest to 2^21 or more: three planes of signed
+   bytes. Its product with the codes is then exact in integers, and only the sum over groups is in float32, as it would
+   be for any matrix.
 
    Layout: 16 rows of the matrix side by side make a block; for each block, for each group: the codes, four of a row
    lying together (eight such quads; in four bits, a byte holds the quads 2j and 2j + 1), then 16 scales and 16 minima in
-   float16. The last block is padded with zeros. */
+   float16. No scale is zero. The last block is padded with zeros. */
 
-#include <immintrin.h>
-#include <stdint.h>
 #include <stdlib.h>
+
+#include "vector.h"
 
 #ifndef __AVX512VNNI__
 #error "needs AVX-512 with VNNI"
 #endif
 
-enum { GROUP = 32, LANES = 16, QUADS = GROUP / 4, PLANES = 3, TILE = 32 };
+enum { GROUP = 32, QUADS = GROUP / 4, PLANES = 3, TILE = 16 };
 
-/* With codes up to 15, a group's product then fits 32 bits. */
-static const float LARGEST = 4194304.0f;
+/* With codes up to 15, the product of a group whose inputs are below 2^22 fits 32 bits. Of groups whose largest is below
+   2^-60 the scales might not be floats: they count as nothing. */
+enum { BITS = 22, SMALLEST = -60, BIAS = 127, MANTISSA_BITS = 23 };
 
-/* A group of one row's inputs: sum of plane[p][k] * 256^(2 - p), times scale. `sum` is that of all of them. */
+/* A group of one row's inputs, each the sum of byte[p] * 256^(2 - p), times 2^power: the bytes of four lie together, and
+   so do their three planes, behind which are four bytes that nobody reads. `power` is as it is added to the exponent of a
+   float; `sum` is that of all inputs. */
 typedef struct {
-    int8_t plane[PLANES][GROUP];
-    float scale;
+    int32_t quads[QUADS][PLANES + 1];
+    int32_t power;
     float sum;
 } Inputs;
 
-static void split(__m512i whole, int8_t *upper, int8_t *middle, int8_t *lower)
+/* Signed bytes of 16 numbers, four numbers to a quad. */
+static inline void split(__m512i whole, int32_t *quads)
 {
-    __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(whole, 24), 24);
-    __m512i rest = _mm512_srai_epi32(_mm512_sub_epi32(whole, low), 8);
-    __m512i mid = _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
-    __m512i high = _mm512_srai_epi32(_mm512_sub_epi32(rest, mid), 8);
-    _mm_storeu_si128((__m128i *)upper, _mm512_cvtepi32_epi8(high));
-    _mm_storeu_si128((__m128i *)middle, _mm512_cvtepi32_epi8(mid));
-    _mm_storeu_si128((__m128i *)lower, _mm512_cvtepi32_epi8(low));
+    const __m512i middles = _mm512_set1_epi32(0x808080);
+    const __m512i order =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(2, 6, 10, 14, 1, 5, 9, 13, 0, 4, 8, 12, 3, 7, 11, 15));
+    const __m512i bytes = _mm512_xor_si512(_mm512_add_epi32(whole, middles), middles);
+    _mm512_storeu_si512(quads, _mm512_shuffle_epi8(bytes, order));
 }
 
-static void make_whole(const float *values, Inputs *made)
+static inline __m512 two_to_the(int power)
 {
-    __m512 first = _mm512_loadu_ps(values), second = _mm512_loadu_ps(values + LANES);
-    float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(first), _mm512_abs_ps(second)));
-    /* Of smaller ones the quotient may be infinite: they count as nothing. */
-    __m512 factor = _mm512_set1_ps(most > 1e-30f ? LARGEST / most : 0);
-    __m512i one = _mm512_cvtps_epi32(_mm512_mul_ps(first, factor));
-    __m512i two = _mm512_cvtps_epi32(_mm512_mul_ps(second, factor));
-    split(one, made->plane[0], made->plane[1], made->plane[2]);
-    split(two, made->plane[0] + LANES, made->plane[1] + LANES, made->plane[2] + LANES);
-    made->scale = most / LARGEST;
-    made->sum = made->scale * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(one, two));
+    return _mm512_castsi512_ps(_mm512_set1_epi32((BIAS + power) << MANTISSA_BITS));
 }
 
-static inline __attribute__((always_inline)) __m512 halves(const uint8_t *at)
+static inline void make_whole(const float *values, Inputs *made)
+{
+    const __m512 first = _mm512_loadu_ps(values), second = _mm512_loadu_ps(values + LANES);
+    const __m512 most = _mm512_max_ps(_mm512_abs_ps(first), _mm512_abs_ps(second));
+    /* Floats that are not negative are in the order of their bits. */
+    const int exponent = (_mm512_reduce_max_epi32(_mm512_castps_si512(most)) >> MANTISSA_BITS) - BIAS + 1;
+    const int power = exponent > SMALLEST ? exponent - BITS : 0;
+    const __m512 factor = exponent > SMALLEST ? two_to_the(-power) : _mm512_setzero_ps();
+    const __m512i one = _mm512_cvtps_epi32(_mm512_mul_ps(first, factor));
+    const __m512i two = _mm512_cvtps_epi32(_mm512_mul_ps(second, factor));
+    split(one, made->quads[0]);
+    split(two, made->quads[QUADS / 2]);
+    made->power = power * (1 << MANTISSA_BITS);
+    const __m512 sum = _mm512_set1_ps((float)_mm512_reduce_add_epi32(_mm512_add_epi32(one, two)));
+    made->sum = _mm512_cvtss_f32(_mm512_mul_ps(sum, two_to_the(power)));
+}
+
+static ALWAYS_INLINE __m512 halves(const uint8_t *at)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
 }
 
 /* Adds to the sums of `count` rows what one group gives. Several at once: the processor waits less for each chain. */
-static inline __attribute__((always_inline)) void add_group(
+static ALWAYS_INLINE void add_group(
     const int bits, const int count, const __m512i *codes, __m512 scales, __m512 minima, const Inputs *inputs,
     __m512 *sums)
 {
@@ -72,9 +83,8 @@ static inline __attribute__((always_inline)) void add_group(
     for (int quad = 0; quad < QUADS; quad++)
         for (int plane = 0; plane < PLANES; plane++)
             for (int row = 0; row < count; row++) {
-                const int32_t *quads = (const int32_t *)inputs[row].plane[plane];
-                products[row][plane] =
-                    _mm512_dpbusd_epi32(products[row][plane], codes[quad], _mm512_set1_epi32(quads[quad]));
+                const __m512i quads = _mm512_set1_epi32(inputs[row].quads[quad][plane]);
+                products[row][plane] = _mm512_dpbusd_epi32(products[row][plane], codes[quad], quads);
             }
     for (int row = 0; row < count; row++) {
         __m512i upper = _mm512_add_epi32(_mm512_slli_epi32(products[row][0], 8), products[row][1]);
@@ -82,14 +92,15 @@ static inline __attribute__((always_inline)) void add_group(
         __m512 product = bits == 4
             ? _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(upper, 8), lower))
             : _mm512_fmadd_ps(_mm512_cvtepi32_ps(upper), _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(lower));
-        __m512 scale = _mm512_mul_ps(scales, _mm512_set1_ps(inputs[row].scale));
+        __m512 scale = _mm512_castsi512_ps(
+            _mm512_add_epi32(_mm512_castps_si512(scales), _mm512_set1_epi32(inputs[row].power)));
         __m512 sum = _mm512_fmadd_ps(minima, _mm512_set1_ps(inputs[row].sum), sums[row]);
         sums[row] = _mm512_fmadd_ps(product, scale, sum);
     }
 }
 
 /* Of one block with a tile of rows; `inputs` lie group by group. */
-static inline __attribute__((always_inline)) void multiply(
+static ALWAYS_INLINE void multiply(
     const uint8_t *block, const int bits, const Inputs *inputs, long num_groups, long num_rows, __m512 *sums)
 {
     const __m512i nibble = _mm512_set1_epi8(0x0F);
@@ -145,13 +156,13 @@ int multiply_coded(const uint8_t *matrix, int bits, const float *inputs, float *
                 make_whole(inputs + (row * num_groups + group) * GROUP,
                            made + first * num_groups + group * tile_rows + row - first);
         }
-#pragma omp for schedule(static)
-        for (long block = 0; block < num_blocks; block++) {
-            const uint8_t *codes = matrix + block * block_bytes;
-            const long left = num_outputs - block * LANES;
-            const __mmask16 lanes = left < LANES ? (__mmask16)((1u << left) - 1) : (__mmask16)0xFFFF;
-            for (long first = 0; first < num_rows; first += TILE) {
-                const long tile_rows = num_rows - first < TILE ? num_rows - first : TILE;
+        for (long first = 0; first < num_rows; first += TILE) {
+            const long tile_rows = num_rows - first < TILE ? num_rows - first : TILE;
+#pragma omp for schedule(static) nowait
+            for (long block = 0; block < num_blocks; block++) {
+                const uint8_t *codes = matrix + block * block_bytes;
+                const long left = num_outputs - block * LANES;
+                const __mmask16 lanes = left < LANES ? (__mmask16)((1u << left) - 1) : (__mmask16)0xFFFF;
                 __m512 sums[TILE];
                 if (bits == 4)
                     multiply(codes, 4, made + first * num_groups, num_groups, tile_rows, sums);

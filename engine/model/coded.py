@@ -124,13 +124,17 @@ def _packed(codes: Codes) -> Tensor:
     """[blocks, groups, bytes], as coded.c tells."""
     num_outputs, size = codes.codes.shape
     num_groups, missing = size // GROUP, -num_outputs % _LANES
-    quads = pad(codes.codes, (0, 0, 0, missing)).view(-1, _LANES, num_groups, GROUP // _QUAD, _QUAD)
+    # A scale of nothing counts no code: it becomes one whose exponent the function can add to, and the code nothing.
+    counts = codes.scales != 0
+    scales = codes.scales.where(counts, 1.0)
+    counted = codes.codes * counts.repeat_interleave(GROUP, dim=1)
+    quads = pad(counted, (0, 0, 0, missing)).view(-1, _LANES, num_groups, GROUP // _QUAD, _QUAD)
     quads = quads.permute(0, 2, 3, 1, 4).flatten(3)  # [blocks, groups, quads, bytes]
     if codes.bits == 4:
         quads = quads[:, :, 0::2] | quads[:, :, 1::2] << 4
     halves = (
         pad(part, (0, 0, 0, missing)).view(-1, _LANES, num_groups).transpose(1, 2).contiguous().half().view(torch.uint8)
-        for part in (codes.scales, codes.minima)
+        for part in (scales, codes.minima)
     )
     return torch.cat([quads.flatten(2), *halves], dim=-1)
 

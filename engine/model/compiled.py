@@ -52,7 +52,8 @@ def compiled(source: str, name: str, argtypes: tuple[Any, ...]) -> Function | No
 def _library(compiler: str, source: Path) -> Path:
     """Its name tells all that it depends on, so that a folder may be shared between machines."""
     command = [compiler, *_FLAGS, str(source)]
-    parts = (source.read_text(), *command, *_openmp(), _processor())
+    texts = (path.read_text() for path in (source, *sorted(source.parent.glob("*.h"))))
+    parts = (*texts, *command, *_openmp(), _processor())
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pointsman" / "compiled"
     library = folder / f"{source.stem}-{sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
     if not library.exists():

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, silu
+from torch.nn.functional import pad
 
 from engine.model.attention import Paging
 from engine.model.config import ModelConfig
 from engine.model.embedding import Embedding
-from engine.model.layers import RmsNorm, Rotation
+from engine.model.layers import RmsNorm, Rotation, swiglu
 from engine.model.linear import Linear
 
 Deltas = Callable[[Tensor, Tensor, int, str], None]
@@ -59,9 +59,16 @@ class Decoder:
     def device(self) -> torch.device:
         return self.frequencies.device
 
-    def hidden(self, tokens: Tensor, positions: Tensor, paging: Paging, deltas: Deltas | None = None) -> Tensor:
-        """[tokens] ids at [tokens] positions -> [tokens, hidden] final states, float32; their KV is in the cache
-        then."""
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        paging: Paging,
+        deltas: Deltas | None = None,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """[tokens] ids at [tokens] positions -> final states, float32, of all, [tokens, hidden], or of those at the
+        indices `wanted`, [wanted, hidden]; the KV of all is in the cache then."""
         rotation = Rotation.of(positions, self.frequencies)
         num_tokens = len(tokens)
         # Rows that stand for no token, so that the matrices need not add them each for itself.
@@ -69,19 +76,26 @@ class Decoder:
         real = hidden[:num_tokens]
         for index, layer in enumerate(self.layers):
             normed = layer.attention_norm(hidden).to(self.dtype)
-            real += self._attention(index, layer, normed, rotation, paging, deltas)
+            attended = self._attended(index, layer, normed, rotation, paging, deltas)
+            if index == len(self.layers) - 1 and wanted is not None and deltas is None:
+                # The others have given their KV. An adapter's rows are counted among all: then all go on.
+                real = hidden = hidden[wanted]
+                attended, num_tokens, wanted = attended[wanted], len(real), None
+                if num_tokens == 0:
+                    break
+            real += self._output(index, layer, attended, deltas)
             normed = layer.feed_forward_norm(hidden).to(self.dtype)
             hidden += self._feed_forward(index, layer, normed, num_tokens, deltas)
-        return self.norm(real)
+        return self.norm(real if wanted is None else real[wanted])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocabulary], float32."""
         return self.head(hidden).float()
 
-    def _attention(
+    def _attended(
         self, index: int, layer: Layer, normed: Tensor, rotation: Rotation, paging: Paging, deltas: Deltas | None
     ) -> Tensor:
-        """[rows, hidden] -> [tokens, hidden]"""
+        """[rows, hidden] -> [tokens, heads * head_dim], what the queries found."""
         config = self.config
         num_tokens = len(rotation.cos)
         projected = layer.qkv(normed)[:num_tokens]
@@ -95,7 +109,10 @@ class Decoder:
         rotation.turn_(heads[:, : config.num_heads + config.num_kv_heads])
         dtype = paging.cache.blocks.dtype
         fresh = heads[:, config.num_heads :].to(dtype)
-        attended = paging.attend(index, heads[:, : config.num_heads].to(dtype), fresh).flatten(1).to(self.dtype)
+        return paging.attend(index, heads[:, : config.num_heads].to(dtype), fresh).flatten(1).to(self.dtype)
+
+    def _output(self, index: int, layer: Layer, attended: Tensor, deltas: Deltas | None) -> Tensor:
+        """[tokens, heads * head_dim] -> [tokens, hidden]"""
         output = layer.output(attended)
         if deltas is not None:
             deltas(output, attended, index, "o_proj")
@@ -111,11 +128,12 @@ class Decoder:
 
     def _feed_forward(self, index: int, layer: Layer, normed: Tensor, num_tokens: int, deltas: Deltas | None) -> Tensor:
         """[rows, hidden] -> the same"""
-        gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+        both = layer.gate_up(normed)
         if deltas is not None:
+            gate, up = both.chunk(2, dim=-1)
             deltas(gate[:num_tokens], normed[:num_tokens], index, "gate_proj")
             deltas(up[:num_tokens], normed[:num_tokens], index, "up_proj")
-        inner = silu(gate).mul_(up)
+        inner = swiglu(both)
         output = layer.down(inner)
         if deltas is not None:
             deltas(output[:num_tokens], inner[:num_tokens], index, "down_proj")

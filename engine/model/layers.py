@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
+from engine.model.compiled_layers import gated, normalised, turned
 from engine.model.config import Llama3Scaling, Rope
 
 
@@ -27,6 +29,9 @@ class RmsNorm:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """float32 -> float32"""
+        made = normalised(hidden, self.scale, self.floor)
+        if made is not None:
+            return made
         length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
         return (hidden * torch.addcmul(self.floor, length, length).rsqrt_()).mul_(self.scale)
 
@@ -57,9 +62,20 @@ class Rotation:
 
     def turn_(self, heads: Tensor) -> None:
         """Turns float32 [tokens, heads, head_dim] in place; the two halves of a head are its pairs."""
+        if turned(heads, self.cos, self.sin):
+            return
         halves = heads.view(*heads.shape[:-1], 2, -1)
         swapped = halves.flip(-2)
         halves.mul_(self.cos).addcmul_(swapped, self.sin)
+
+
+def swiglu(both: Tensor) -> Tensor:
+    """[rows, 2 * size] -> [rows, size] of the same type: silu of the first half, times the second."""
+    made = gated(both)
+    if made is not None:
+        return made
+    gate, up = both.chunk(2, dim=-1)
+    return silu(gate).mul_(up)
 
 
 def _scaled_as_llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:

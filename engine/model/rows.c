@@ -5,16 +5,9 @@
    Each block of 16 tokens is read once for all query heads that share it, and its scores are one register; the softmax
    goes along: what was found before is scaled down when a larger score comes. */
 
-#include <immintrin.h>
-#include <stdint.h>
+#include "vector.h"
 
-#ifndef __AVX512F__
-#error "needs AVX-512"
-#endif
-
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-
-enum { LANES = 16, BLOCK = 16, MOST_SHARING = 16, MOST_SIZE = 256 };
+enum { BLOCK = 16, MOST_SHARING = 16, MOST_SIZE = 256 };
 
 /* What one query head has found so far: the largest score, the sum of weights lane by lane, the weighted values. */
 typedef struct {
@@ -22,24 +15,6 @@ typedef struct {
     __m512 weights;
     __m512 values[MOST_SIZE / LANES];
 } Found;
-
-/* To about one unit in the last place, for x <= 0; 0 from -87 on down. */
-static inline __m512 exponential(__m512 x)
-{
-    const __mmask16 is_large = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_GE_OQ);
-    const __m512 turns = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
-    __m512 rest = _mm512_fnmadd_ps(turns, _mm512_set1_ps(0.693359375f), x);
-    rest = _mm512_fnmadd_ps(turns, _mm512_set1_ps(-2.12194440e-4f), rest);
-    __m512 sum = _mm512_set1_ps(1.0f / 5040);
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f / 720));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f / 120));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f / 24));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f / 6));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.5f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
-    return _mm512_maskz_scalef_ps(is_large, sum, turns);
-}
 
 /* The sum of each of 16 registers, in order. */
 static inline __m512 sums_of(__m512 *parts)
@@ -78,13 +53,13 @@ static ALWAYS_INLINE void add_block(
 {
     const float most = _mm512_reduce_max_ps(scores);
     if (most > found->most) {
-        const __m512 shrink = exponential(_mm512_set1_ps(found->most - most));
+        const __m512 shrink = power_of_two(_mm512_set1_ps(found->most - most));
         found->most = most;
         found->weights = _mm512_mul_ps(found->weights, shrink);
         for (long at = 0; at < size / LANES; at++)
             found->values[at] = _mm512_mul_ps(found->values[at], shrink);
     }
-    const __m512 weights = exponential(_mm512_sub_ps(scores, _mm512_set1_ps(found->most)));
+    const __m512 weights = power_of_two(_mm512_sub_ps(scores, _mm512_set1_ps(found->most)));
     found->weights = _mm512_add_ps(found->weights, weights);
     float weight[BLOCK];
     _mm512_storeu_ps(weight, weights);
@@ -120,7 +95,7 @@ static ALWAYS_INLINE void attend(
             found[head].values[at] = _mm512_setzero_ps();
     }
     for (long at = 0; at < sharing * size; at++)
-        scaled[at] = asking[at] * scale;
+        scaled[at] = asking[at] * (scale * LOG2_E);
     for (long begin = 0; begin < query->last; begin += BLOCK, blocks++) {
         const long first = query->first > begin ? query->first - begin : 0;
         const long last = query->last - begin < BLOCK ? query->last - begin : BLOCK;

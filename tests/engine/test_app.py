@@ -115,7 +115,7 @@ def test_the_host_tier_and_the_events_are_as_configured(model: Path) -> None:
 
 def test_each_phase_of_the_start_is_timed(model: Path) -> None:
     parts = build(config(model))
-    assert list(parts.service.engine.core.stats.load_s) == ["open", "weights", "kv_cache"]
+    assert list(parts.service.engine.core.stats.load_s) == ["open", "weights", "kv_cache", "kernels"]
 
 
 def test_quantized_weights_that_no_kernel_takes_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_a_long_and_a_short_context_do_not_wait_for_each_other() -> None:
     cache.blocks.normal_()
     spans = [Span(2, 3, [0]), Span(1599, 1600, list(range(400))), Span(1, 2, [7])]
     reading = CpuAttention.of(spans, cache, config.num_heads, None)
-    assert [group.scores.shape[2] for group in reading.few if isinstance(group, RowAttention)] == [1600, 3]
+    assert [group.scores.shape[2] for group in reading.in_place if isinstance(group, RowAttention)] == [1600, 3]
     queries = torch.randn(3, config.num_heads, config.head_dim)
     together = reading(LAYER, queries, torch.empty(0))
     for index, span in enumerate(spans):

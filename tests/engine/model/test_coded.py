@@ -71,6 +71,29 @@ def test_the_largest_codes_and_inputs_do_not_overflow(bits: int) -> None:
 
 
 @pytest.mark.usefixtures("_kernel")
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_group_without_a_scale_is_its_minimum_whatever_the_inputs(bits: int) -> None:
+    codes = random_codes(bits, 20, 64)
+    codes = Codes(bits, codes.codes, codes.scales * torch.tensor([0.0, 1.0]), codes.minima)
+    coded = Coded.of(codes, None)
+    assert coded is not None
+    for size in (1e-18, 1e-9, 1.0, 1e9, 1e18):
+        inputs = inputs_with_outliers(3, 64) * size
+        assert relative_error(coded(inputs), inputs, codes) < 3e-7
+
+
+@pytest.mark.usefixtures("_kernel")
+def test_negative_and_the_smallest_scales_are_taken() -> None:
+    codes = random_codes(4, 16, 64)
+    codes = Codes(4, codes.codes, -codes.scales.sign() * 2.0**-24, torch.zeros(16, 2))
+    coded = Coded.of(codes, None)
+    assert coded is not None
+    for size in (1e-17, 1.0, 1e30):
+        inputs = torch.randn(2, 64) * size
+        assert relative_error(coded(inputs), inputs, codes) < 3e-7
+
+
+@pytest.mark.usefixtures("_kernel")
 def test_rows_do_not_depend_on_what_else_is_in_the_batch() -> None:
     coded, inputs = Coded.of(random_codes(4, 48, 96), torch.randn(48)), torch.randn(37, 96)
     assert coded is not None

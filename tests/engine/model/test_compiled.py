@@ -59,3 +59,14 @@ def test_it_is_compiled_once(cache: Path) -> None:
     made_at = library.stat().st_mtime_ns
     assert compile_again() is not None
     assert [(path, path.stat().st_mtime_ns) for path in cache.iterdir()] == [(library, made_at)]
+
+
+def test_what_the_functions_share_is_part_of_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one.c").write_text('#include "shared.h"\nint one(void) { return NUMBER; }')
+    monkeypatch.setattr("engine.model.compiled.__file__", str(tmp_path / "compiled.py"))
+    for number in (1, 2):
+        (tmp_path / "shared.h").write_text(f"#define NUMBER {number}")
+        function = again("one.c", "one", ())
+        if function is None:
+            pytest.skip("there is no C compiler")
+        assert function() == number

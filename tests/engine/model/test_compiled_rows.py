@@ -36,7 +36,7 @@ def test_reading_in_place_finds_what_reading_copies_finds(
     num_tokens = sum(span.num_queries for span in spans)
     queries = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, size)[:, :num_heads]
     reading = CpuAttention.of(spans, cache, num_heads, window)
-    assert [type(part) for part in reading.few] == [CompiledRows]
+    assert [type(part) for part in reading.in_place] == [CompiledRows]
     # Nothing here begins its sequence with a chunk, so that what is fresh is read in the cache.
     found = reading(1, queries, torch.empty(0))
     expected = GatheredAttention.of(spans, cache, num_heads, window)

@@ -54,6 +54,21 @@ def test_chunks_of_several_sequences_in_one_batch_equal_the_dense_arithmetic(win
     torch.testing.assert_close(last, torch.stack([one[13], other[6]]), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("wanted", [[], [4], [0, 8]])
+def test_states_that_are_wanted_are_those_among_all(wanted: list[int]) -> None:
+    config = tiny_config()
+    model, cache = tiny_llama(config), cache_for(config)
+    paging = Paging.of([Span(0, 9, [7, 3, 11])], cache, config.num_heads, config.windows)
+    tokens, positions, indices = torch.tensor(TOKENS), torch.arange(9), torch.tensor(wanted, dtype=torch.long)
+    every = model.hidden(tokens, positions, paging)
+    kept = cache.blocks.clone()
+    cache.blocks.zero_()
+    torch.testing.assert_close(model.hidden(tokens, positions, paging, wanted=indices), every[indices])
+    assert cache.blocks.equal(kept)
+    with_adapters = model.hidden(tokens, positions, paging, lambda *_: None, indices)
+    torch.testing.assert_close(with_adapters, every[indices])
+
+
 def test_bfloat16_stays_near_float32() -> None:
     config = tiny_config()
     found = logits(tiny_llama(config, dtype=torch.bfloat16), cache_for(config), TOKENS, [Span(0, 9, [0, 1, 2])])
