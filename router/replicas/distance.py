@@ -6,6 +6,7 @@ busy loop of ours is in it. The least of the last few counts, as nothing but the
 """
 
 import asyncio
+import contextlib
 import socket
 import struct
 from collections import deque
@@ -59,19 +60,24 @@ class Distance:
 async def measure(url: str, timeout_s: float) -> float | None:
     """Seconds; None where no connection opened in time. The health of a replica is not judged by it."""
     place = urlsplit(url)
-    loop = asyncio.get_running_loop()
+    port = place.port or _PORTS.get(place.scheme, 80)
     try:
         async with asyncio.timeout(timeout_s):
-            port = place.port or _PORTS.get(place.scheme, 80)
-            found = await loop.getaddrinfo(place.hostname, port, type=socket.SOCK_STREAM)
-            family, kind, protocol, _, address = found[0]
-            with socket.socket(family, kind, protocol) as connection:
-                connection.setblocking(False)
-                began = loop.time()
-                await loop.sock_connect(connection, address)
-                return _of_kernel(connection) or loop.time() - began
+            found = await asyncio.get_running_loop().getaddrinfo(place.hostname, port, type=socket.SOCK_STREAM)
+            for family, kind, protocol, _, address in found:
+                with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as connection:
+                    return await _open(connection, address)
     except (OSError, TimeoutError):
-        return None
+        pass
+    return None
+
+
+async def _open(connection: socket.socket, address: "tuple[str, int] | tuple[str, int, int, int]") -> float:
+    loop = asyncio.get_running_loop()
+    connection.setblocking(False)
+    began = loop.time()
+    await loop.sock_connect(connection, address)
+    return _of_kernel(connection) or loop.time() - began
 
 
 def _of_kernel(connection: socket.socket) -> float | None:

@@ -70,6 +70,21 @@ async def test_opening_a_connection_says_how_far_it_is_and_asks_nothing(scheme: 
     assert heard == [b""]
 
 
+async def test_of_several_addresses_the_first_that_answers_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name may stand for an address of IPv6 where nobody listens, and one of IPv4."""
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        places = [taken.getsockname(), server.sockets[0].getsockname()]
+
+        async def getaddrinfo(*_: object, **__: object) -> list[object]:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in places]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        async with server:
+            assert await measure("http://replica.example:8000", 30.0) is not None
+
+
 async def test_the_kernel_is_asked_where_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere it is the time until the connection is there."""
     monkeypatch.delattr(socket, "TCP_INFO")
