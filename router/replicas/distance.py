@@ -72,7 +72,7 @@ async def measure(url: str, timeout_s: float) -> float | None:
     return None
 
 
-async def _open(connection: socket.socket, address: "tuple[str, int] | tuple[str, int, int, int]") -> float:
+async def _open(connection: socket.socket, address: tuple[str | int | bytes, ...]) -> float:
     loop = asyncio.get_running_loop()
     connection.setblocking(False)
     began = loop.time()
