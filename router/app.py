@@ -47,7 +47,8 @@ from router.prefix.index import BlockIndex
 from router.prefix.reader import Prompts
 from router.proxy import Proxy, ProxyLimits
 from router.relay import Relay, RelayTimes
-from router.replicas.discovery.static import StaticDiscovery, parse_replica, parse_replicas
+from router.replicas.discovery.places import open_places
+from router.replicas.discovery.static import parse_replica
 from router.replicas.registry import Registry
 from router.retries import RetryBudget
 from router.routing.presets import open_parts, open_policy
@@ -253,8 +254,8 @@ class Router:
     def _new_registry(self) -> Registry:
         settings = self.settings
         try:
-            self._specs = [spec for text in settings.replica for spec in parse_replicas(text)]
-            discovery = StaticDiscovery(self._specs)
+            places = open_places(settings.replica)
+            self._specs, discovery = places.examples, places.discovery
         except ValueError as error:
             raise ConfigError(f"The setting `replica` is wrong: {error}") from None
         try:

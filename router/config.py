@@ -38,7 +38,8 @@ class Settings:
     replica: tuple[str, ...] = _setting(
         (),
         "an engine replica: URL[,tokenizer=PATH][,api_key=KEY][,kv=URL][,replay=URL][,ranks=N][,merge=MS[:N]]"
-        "[,role=prefill|decode][,rtt=MS][,models=NAME[+NAME]], of http, https, grpc or grpcs; repeatable",
+        "[,role=prefill|decode][,rtt=MS][,models=NAME[+NAME]], of http, https, grpc or grpcs; "
+        "dns+http://NAME:PORT: one for each address of a name; file:///PATH: those in a file; repeatable",
     )
     warm_from: tuple[str, ...] = _setting(
         (),

@@ -23,7 +23,8 @@ from router.prefix.changes import Change, everything
 from router.prefix.follower import FeedStatus
 from router.prefix.index import BlockIndex
 from router.prefix.indexer import match_in
-from router.replicas.discovery.static import StaticDiscovery, parse_replica, parse_replicas
+from router.replicas.discovery.places import open_places
+from router.replicas.discovery.static import parse_replica
 from router.replicas.identify import TokenizerDocument
 from router.replicas.lessons import Lesson
 from router.replicas.member import Member
@@ -150,7 +151,7 @@ class Feed:
 
     def _new_registry(self, settings: Settings) -> Registry:
         return Registry(
-            StaticDiscovery([spec for text in settings.replica for spec in parse_replicas(text)]),
+            open_places(settings.replica).discovery,
             on_change=lambda: None,
             on_lost=self._lost,
             on_identified=self._identified,

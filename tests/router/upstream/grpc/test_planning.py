@@ -5,7 +5,6 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import pytest
 
 from pointsman.v1 import common_pb2, engine_pb2
@@ -13,7 +12,6 @@ from pointsman.v1 import vllm_engine_pb2 as vllm
 from router.errors import BadAnswer, ConnectionCut, ContextTooLong, InvalidRequest, UpstreamStatus
 from router.upstream.grpc.answering import Generation, Plan
 from router.upstream.grpc.answers import DONE
-from router.upstream.handshakes import first_body, second_body
 from tests.router.upstream.grpc.plans import ByteIds, attempt, planner
 
 COMPLETIONS, EMBEDDINGS = "/v1/completions", "/v1/embeddings"
@@ -188,42 +186,6 @@ def test_a_whole_answer_is_openais() -> None:
     assert [choice["message"]["content"] for choice in body["choices"]] == ["a!", "b!"]
     assert [choice["finish_reason"] for choice in body["choices"]] == ["stop", "stop"]
     assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (3, 4), "a prompt counts once"
-
-
-def test_both_halves_of_a_request_may_be_spoken_to_over_grpc() -> None:
-    """What the first says of its KV is what an engine says over HTTP, and goes to the second."""
-    body = attempt(stream=True, max_tokens=9).body
-    plan = planner().now(msgspec.structs.replace(attempt(), body=first_body(body)))
-    assert plan is not None
-    first = asked(plan)
-    assert first.sampling.max_tokens == 1
-    assert first.kv_transfer == engine_pb2.KvTransfer(do_remote_decode=True)
-    kept = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [3, 0], "remote_host": "h"}
-    event = engine_pb2.GenerateEvent(finish_reason=LENGTH, kv_transfer={**kept, "remote_port": 5600})
-    plan.answering.take(0, event.SerializeToString())
-    answer = plan.answering.end()
-    assert json.loads(answer)["kv_transfer_params"] == {**kept, "do_remote_decode": False, "remote_port": 5600}
-    plan = planner().now(msgspec.structs.replace(attempt(), body=second_body(body, answer)))
-    assert plan is not None
-    assert asked(plan).kv_transfer == event.kv_transfer
-    assert asked(plan).sampling.max_tokens == 9
-
-
-def test_where_nothing_is_handed_over_nothing_is_said_of_it() -> None:
-    plan = planned()
-    assert not asked(plan).HasField("kv_transfer")
-    plan.answering.take(0, engine_pb2.GenerateEvent(finish_reason=STOP).SerializeToString())
-    assert "kv_transfer_params" not in json.loads(plan.answering.end())
-
-
-@pytest.mark.parametrize(
-    "params", [{"tp_size": 1}, {"remote_port": 70_000}, {"remote_block_ids": [[1, 2]]}, {"do_remote_decode": "yes"}]
-)
-def test_what_our_engine_does_not_know_of_a_handover_is_refused_by_name(params: dict[str, Any]) -> None:
-    with pytest.raises((UpstreamStatus, InvalidRequest)) as caught:
-        planned(kv_transfer_params=params)
-    words = caught.value.body.decode() if isinstance(caught.value, UpstreamStatus) else str(caught.value)
-    assert next(iter(params)) in words
 
 
 def test_a_stream_without_a_finish_reason_is_cut() -> None:
