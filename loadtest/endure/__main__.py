@@ -1,4 +1,4 @@
-"""`python -m loadtest.endure idle|sockets|soak|workers`: what our router needs under many, for long.
+"""`python -m loadtest.endure memory|idle|sockets|soak|workers`: what our router needs under many, for long.
 
 Knows flags and what is printed. Exit codes: 0; 1 where it failed, or made errors; 2 for wrong usage.
 """
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import uvloop
 
 from loadtest.endure.idle import measure_idle
-from loadtest.endure.processes import measure_processes, speedup
+from loadtest.endure.memory import measure_memory
+from loadtest.endure.processes import measure_processes, speedup, speedup_evenly
 from loadtest.endure.soak import measure_soak
 from loadtest.endure.sockets import measure_sockets
 from loadtest.errors import LoadError
@@ -20,7 +21,8 @@ from loadtest.errors import LoadError
 def main(argv: Sequence[str] | None = None) -> int:
     flags = _parser().parse_args(argv)
     try:
-        return {"idle": _idle, "sockets": _sockets, "soak": _soak, "workers": _processes}[flags.what](flags)
+        commands = {"memory": _memory, "idle": _idle, "sockets": _sockets, "soak": _soak, "workers": _processes}
+        return commands[flags.what](flags)
     except LoadError as error:
         print(f"loadtest.endure: {error}", file=sys.stderr)
         return error.exit_code
@@ -29,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest.endure", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="what", required=True)
+    commands.add_parser("memory", help="memory of a router that is ready, without and with a tokenizer")
     idle = commands.add_parser("idle", help="memory of open idle streams")
     idle.add_argument("--streams", type=_positive, default=8000, metavar="N", help="default 8000")
     sockets = commands.add_parser("sockets", help="memory of open WebSockets, idle and with a conversation")
@@ -40,7 +43,8 @@ def _parser() -> argparse.ArgumentParser:
     workers = commands.add_parser("workers", help="several workers against one, by the CPU time of the busiest")
     workers.add_argument("--workers", type=_positive, default=2, metavar="N", help="default 2")
     workers.add_argument("--bodies", choices=["500b", "8k", "64k"], default="500b", help="default 500b")
-    workers.add_argument("--seconds", type=_positive, default=5, metavar="N", help="default 5")
+    workers.add_argument("--seconds", type=_positive, default=2, metavar="N", help="of a round; default 2")
+    workers.add_argument("--rounds", type=_positive, default=5, metavar="N", help="default 5")
     return parser
 
 
@@ -49,6 +53,16 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
     return number
+
+
+def _memory(_: argparse.Namespace) -> int:
+    for has_tokenizer in (False, True):
+        found = measure_memory(has_tokenizer=has_tokenizer)
+        print(
+            f"{'with' if has_tokenizer else 'without'} a tokenizer: {found.router_mb:.0f} MB, "
+            f"{found.tree_mb:.0f} with its Redis"
+        )
+    return 0
 
 
 def _idle(flags: argparse.Namespace) -> int:
@@ -87,14 +101,17 @@ def _soak(flags: argparse.Namespace) -> int:
 
 
 def _processes(flags: argparse.Namespace) -> int:
-    one, more = (measure_processes(number, flags.bodies, flags.seconds) for number in (1, flags.workers))
+    one, more = measure_processes((1, flags.workers), flags.bodies, flags.seconds, flags.rounds)
     for each in (one, more):
         print(
             f"{each.num_workers} workers: {each.cpu_us_all:.1f} µs of CPU a request, "
-            f"{each.cpu_us_busiest:.1f} of them in the busiest process ({each.num_answers} answers, "
-            f"{each.num_errors} errors)"
+            f"{each.cpu_us_busiest:.1f} of them in the busiest process ({each.num_answers:.0f} answers a round, "
+            f"{each.num_errors:.0f} errors)"
         )
-    print(f"{more.num_workers} workers serve {speedup(one, more):.2f} times as many as one, by CPU time")
+    print(
+        f"{more.num_workers} workers serve {speedup(one, more):.2f} times as many as one, by CPU time; "
+        f"{speedup_evenly(one, more):.2f} times were connections spread evenly"
+    )
     return int(one.num_errors + more.num_errors > 0)
 
 

@@ -39,22 +39,26 @@ class Rig:
 
 
 @contextmanager
-def open_rig(flags: Sequence[str] = (), *, has_tokenizer: bool = True) -> Iterator[Rig]:
-    """Start both, wait until the router is ready. Raises LoadError in the words of the program that fails."""
+def open_rig(flags: Sequence[str] = (), *, has_tokenizer: bool = True, name: str = "endure") -> Iterator[Rig]:
+    """Start both, wait until the router is ready. Raises LoadError in the words of the program that fails.
+
+    `name`, of its logs, is another for each rig that is open at the same time.
+    """
     scratch, cores = default_scratch(), Cores.choose()
+    log, mock_log = scratch / f"{name}.log", scratch / f"{name}-mock.log"
     scratch.mkdir(parents=True, exist_ok=True)
     mock, load = compile_c("mock", scratch), compile_c("load", scratch)
     write_bodies(scratch / "bodies")
     with ExitStack() as stack:
         try:
             tokenizer = tokenizer_folder(scratch) if has_tokenizer else None
-            replicas = stack.enter_context(running([str(mock), str(NUM_REPLICAS)], scratch / "mock.log", os.environ))
-            urls = _urls(replicas, scratch / "mock.log")
+            replicas = stack.enter_context(running([str(mock), str(NUM_REPLICAS)], mock_log, os.environ))
+            urls = _urls(replicas, mock_log)
             port, admin_port = free_port(), free_port()
             specs = [f"--replica={url}" + (f",tokenizer={tokenizer}" if tokenizer else "") for url in urls]
             ports = [f"--port={port}", f"--admin-port={admin_port}", "--log-level=warning"]
             command = [sys.executable, "-m", "router", "serve", *ports, *specs, *flags]
-            router = stack.enter_context(running(command, scratch / "endure.log", os.environ))
+            router = stack.enter_context(running(command, log, os.environ))
             wait_until(lambda: _what_is_missing(port), router, _READY_S)
         except Unavailable as error:
             raise LoadError(str(error)) from None

@@ -27,7 +27,12 @@ def cpu_s(pid: int) -> float:
 
 def rss_mb(pid: int) -> float:
     """Resident memory of a process tree in MB (2**20 bytes); shared pages count in each process."""
-    lines = (line for process in process_tree(pid) for line in _read(_PROC / str(process) / "status").splitlines())
+    return sum(map(process_rss_mb, process_tree(pid)))
+
+
+def process_rss_mb(pid: int) -> float:
+    """Of one process alone."""
+    lines = _read(_PROC / str(pid) / "status").splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from loadtest.endure.__main__ import main
 from loadtest.endure.idle import Idle
-from loadtest.endure.processes import Shared, speedup
+from loadtest.endure.processes import Shared, _medians, speedup, speedup_evenly
 from loadtest.endure.soak import Soak
 from loadtest.endure.sockets import Sockets
 
@@ -25,7 +25,14 @@ def test_the_slope_is_that_of_the_second_half() -> None:
 
 def test_more_workers_serve_until_the_busiest_has_no_time_left() -> None:
     one = Shared(1, 100, 0, cpu_us_all=90.0, cpu_us_busiest=90.0)
-    assert speedup(one, Shared(2, 100, 0, cpu_us_all=100.0, cpu_us_busiest=50.0)) == 1.8
+    two = Shared(2, 100, 0, cpu_us_all=90.0, cpu_us_busiest=50.0)
+    assert speedup(one, two) == 1.8
+    assert speedup_evenly(one, two) == 2.0
+
+
+def test_of_several_rounds_the_medians_stand_and_every_error_counts() -> None:
+    rounds = [Shared(2, answers, 1, cpu_us_all=answers, cpu_us_busiest=1.0) for answers in (10, 30, 500)]
+    assert _medians(rounds) == Shared(2, 30, 3, cpu_us_all=30.0, cpu_us_busiest=1.0)
 
 
 @pytest.mark.parametrize("argv", [[], ["idle", "--streams", "0"], ["soak", "--seconds", "x"], ["dance"]])
@@ -54,19 +61,47 @@ def test_a_socket_costs_what_the_router_grew_by() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts by /proc")
 def test_idle_streams_are_opened_measured_and_leave_nothing_behind() -> None:
-    command = [sys.executable, "-m", "loadtest.endure", "idle", "--streams", "200"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert re.search(r"^200 idle streams: -?[0-9.]+ KB each$", ended.stdout, re.MULTILINE)
-    assert "still counted as in flight: 0" in ended.stdout
+    printed = _endure("idle", "--streams", "200")
+    assert re.search(r"^200 idle streams: -?[0-9.]+ KB each$", printed, re.MULTILINE)
+    assert "still counted as in flight: 0" in printed
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts by /proc")
 def test_sockets_are_opened_talk_are_measured_and_leave_nothing_behind() -> None:
-    command = [sys.executable, "-m", "loadtest.endure", "sockets", "--sockets", "200"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stderr
+    printed = _endure("sockets", "--sockets", "200")
     each = r"^200 WebSockets: -?[0-9.]+ KB each, -?[0-9.]+ KB with a conversation of one turn$"
-    assert re.search(each, ended.stdout, re.MULTILINE)
-    assert "descriptors still open: 0" in ended.stdout
+    assert re.search(each, printed, re.MULTILINE)
+    assert "descriptors still open: 0" in printed
+
+
+def _endure(*words: str) -> str:
+    """What it prints; it must find no fault."""
+    command = [sys.executable, "-m", "loadtest.endure", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="counts by /proc")
+def test_a_soak_with_clients_that_leave_cuts_nothing_and_leaves_nothing_in_flight() -> None:
+    """Pitfall: memory grows for days. How flat it is, a longer one shows."""
+    printed = _endure("soak", "--seconds", "12", "--clients", "16", "--rate", "60")
+    assert re.search(r"^resident MB: [0-9.]+ at 0 s", printed, re.MULTILINE)
+    ended = re.search(r"^(\d+) answered, (\d+) left by their clients, 0 cut$", printed, re.MULTILINE)
+    assert ended, printed
+    assert int(ended[1]) > 0
+    assert int(ended[2]) > 0
+    assert "still counted as in flight: 0" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="counts by /proc")
+def test_workers_are_measured_by_turns_and_a_router_before_it_served() -> None:
+    printed = _endure("workers", "--seconds", "1", "--rounds", "1")
+    assert re.search(r"^2 workers: [0-9.]+ µs of CPU a request", printed, re.MULTILINE)
+    assert re.search(r"^2 workers serve [0-9.]+ times as many as one", printed, re.MULTILINE)
+    printed = _endure("memory")
+    assert re.search(r"^without a tokenizer: \d+ MB, \d+ with its Redis$", printed, re.MULTILINE)
+    assert re.search(r"^with a tokenizer: \d+ MB, \d+ with its Redis$", printed, re.MULTILINE)
