@@ -106,6 +106,7 @@ async def test_a_fresh_router_that_the_replay_does_not_reach_back_for_says_that_
 
 
 async def test_a_lost_batch_is_had_again_within_one_resync() -> None:
+    """Pitfall: after a lost batch the index freezes, and its source connects again and again."""
     async with publishing() as publisher, listening(publisher) as listener:
         await publisher.publish(stored([1], ids(1)))
         await until(lambda: listener.depth(ids(1)) == 1)
@@ -154,6 +155,7 @@ async def test_a_replay_that_does_not_answer_clears_the_replica_too() -> None:
 
 
 async def test_an_engine_that_restarts_leaves_no_stale_block() -> None:
+    """Pitfall: the engine restarts, its numbers go back, and stale blocks stay."""
     async with publishing() as publisher, listening(publisher) as listener:
         await publisher.publish(stored([1], ids(1)))
         await publisher.publish(stored([2], ids(1, 20)))

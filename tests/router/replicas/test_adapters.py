@@ -118,7 +118,7 @@ def test_one_that_waits_for_its_slot_is_counted_as_there() -> None:
 
 
 def test_activity_alone_takes_nothing_away_but_shows_what_was_used_last() -> None:
-    """The fault (vllm 45325): the metric shows who runs, and one who idles in its slot is not in it."""
+    """Pitfall (vllm 45325): the metric shows who runs, and one who idles in its slot is not in it."""
     residency = Residency()
     for name in "abc":
         served(residency, name, 1.0)

@@ -30,6 +30,7 @@ def states(standings: "list[Standing] | tuple[Standing, ...]") -> list[AdapterSt
 
 
 async def test_a_load_reaches_all_replicas_and_the_name_can_be_asked_for_when_it_returns(store: BookFile) -> None:
+    """Pitfall: an adapter is loaded on one replica only."""
     async with opened(store, LoraEngine(), LoraEngine()) as yard:
         found = await yard.rollout.load(RED)
         assert states(list(found)) == [AdapterState.LOADED] * 2
