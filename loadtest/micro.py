@@ -26,7 +26,7 @@ from rich.table import Table
 from loadtest.decisions import measure_decisions, print_decisions
 from loadtest.engine_steps import measure_engine, print_steps
 from loadtest.errors import LoadError, UsageError
-from loadtest.micro_caches import measure_events, measure_index, print_rows
+from loadtest.micro_caches import Row, measure_events, measure_index, print_rows
 from loadtest.words import WORDS
 from router.core import Pool, Prompt, Request, Surface
 from router.prefix.index import BlockIndex
@@ -77,9 +77,10 @@ class Bench:
     replicas: Iterator[str]
 
     @classmethod
-    def of(cls, source: TokenizerSource) -> "Bench":
+    def of(cls, source: TokenizerSource, cache_bytes: int = 64 * 2**20) -> "Bench":
         # All text is read at once: what a thread would do is to be measured too.
-        prompts, pool = Prompts(inline_bytes=2**30), Pool("model", block_size=source.block_size or 16)
+        prompts = Prompts(cache_bytes=cache_bytes, inline_bytes=2**30)
+        pool = Pool("model", block_size=source.block_size or 16)
         prompts.configure(pool, source)
         return cls(prompts, BlockIndex(64 * 2**20), pool, (f"replica-{at % NUM_REPLICAS}" for at in count()))
 
@@ -88,6 +89,14 @@ class Bench:
         times = [self._times_ns(_request(chat)) for chat in chats]
         read, match, insert = (median(column) / 1e3 for column in zip(*times, strict=True))
         return Costs(len(times), read, match, insert)
+
+    def read_new(self, chat: Chat) -> int:
+        """Bytes of it that are not known. They are now."""
+        found = self.prompts._find(_request(chat), self.pool, None)
+        if isinstance(found, Prompt):
+            return 0
+        found.finish(found.tokenizer.encode_all(found.texts))
+        return sum(len(text) for text in found.texts)
 
     def _times_ns(self, request: Request) -> tuple[int, int, int]:
         replica = next(self.replicas)
@@ -117,7 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if flags.rounds < 1:
             raise UsageError(f"--rounds: must be at least 1, not {flags.rounds}")
         if flags.core == "prefix":
-            print_table(measure_prefix(load_source(flags.tokenizer), flags.rounds))
+            source = load_source(flags.tokenizer)
+            print_table(measure_prefix(source, flags.rounds))
+            print_rows("prefix: conversations, each asked turn by turn", measure_turns(source))
         elif flags.core == "engine":
             print_steps(measure_engine(flags.rounds))
         elif flags.core == "decision":
@@ -162,6 +173,21 @@ def measure_prefix(source: TokenizerSource, num_rounds: int) -> dict[str, Costs]
         gc.enable()
         gc.unfreeze()
     return costs
+
+
+def measure_turns(source: TokenizerSource) -> list[Row]:
+    """How much of conversations was known when they were asked anew, and what it takes to know it."""
+    rng, bench, forgetful = random.Random(NUM_TURNS), Bench.of(source), Bench.of(source, cache_bytes=0)
+    talks = [_talk(rng) for _ in range(NUM_BODIES)]
+    asked = [talk[: 2 * turn] for turn in range(1, NUM_TURNS + 1) for talk in talks]
+    num_new, num_all = (sum(each.read_new(chat) for chat in asked) for each in (bench, forgetful))
+    known = bench.prompts._known
+    return [
+        Row(f"known of what was asked over {NUM_TURNS} turns", 100.0 * (1.0 - num_new / num_all), "% of the bytes"),
+        Row("memory", known.num_bytes / len(talks), "bytes a conversation"),
+        Row("memory", known.num_bytes / len(known._places), "bytes a place from which texts go on"),
+        Row("memory", known.num_bytes / sum(len(str(talk)) for talk in talks), "bytes a byte of conversation"),
+    ]
 
 
 def print_table(costs: dict[str, Costs]) -> None:

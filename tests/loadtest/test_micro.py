@@ -1,6 +1,7 @@
 """The micro-benchmark: that it measures what it says, and what it says of tokenizers that cannot be had."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ def test_every_case_is_measured_and_printed(
     out = capsys.readouterr().out
     for case in ("tiny, seen before", "small, last sixteenth new", "small, all new", "24 turns, the last one new"):
         assert case in out
+    share = re.search(r"known of what was asked over 24 turns \S* +(\S+)", out)
+    assert share is not None
+    assert 75.0 < float(share.group(1)) < 92.1, "of all turns only the newest is new, which is 8 % of what is asked"
+    assert out.count("bytes a ") == 3
 
 
 def test_the_cases_send_what_their_names_say() -> None:
