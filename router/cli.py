@@ -38,9 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["engine"]:
         _exec_engine(words[1:])
-    if len(words) == 2 and words[0] in _CHILDREN:
-        sys.exit(_CHILDREN[words[0]](int(words[1])))
     try:
+        if len(words) == 2 and words[0] in _CHILDREN:
+            sys.exit(_CHILDREN[words[0]](int(words[1])))
         sys.exit(_run(words))
     except ConfigError as error:
         sys.exit(f"pointsman: {error}")
