@@ -1,5 +1,6 @@
 """Prefill and decode on two real engines: the same tokens as from one, whoever fails."""
 
+import json
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,7 @@ import pytest
 from loadtest.peers.process import free_ports
 from tests.e2e.engines import EngineProcess, engine_processes
 from tests.e2e.fleet import BIN, MODEL, Fleet, running, wait_until
+from tests.e2e.sglang_pair import sglang_pair, without_room
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -63,6 +65,23 @@ def decoding(engine: EngineProcess, fleet: Fleet, count: int, shown_as: str | No
 
 def running_on(fleet: Fleet, id: str) -> object:
     return next(row["running"] for row in fleet.replicas() if row["id"] == id)
+
+
+def test_a_pair_that_keeps_sglangs_handshake_meets_in_its_room() -> None:
+    with sglang_pair() as pair:
+        first, second = pair.urls
+        command = [str(BIN / "pointsman"), "serve", "--replica", f"{second},role=decode"]
+        command += ["--replica", f"{first},role=prefill,bootstrap={pair.bootstrap_port}"]
+        with running(command, until="serving") as fleet:
+            wait_until(lambda: [row["state"] for row in fleet.replicas()] == ["ready"] * 2, WITHIN_S, "both are ready")
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "temperature": 0.5}
+            for _ in range(3):
+                answer = httpx.post(f"{fleet.url}/v1/chat/completions", json=body, timeout=60.0).json()
+                assert answer["choices"][0]["message"]["content"] == "from the second"
+            assert pair.asked[0] == pair.asked[1], "both get the same"
+            assert {without_room(each) for each in pair.asked[0]} == {json.dumps(body)}
+            assert len({each["bootstrap_room"] for each in pair.asked[0]}) == 3
+            wait_until(lambda: handovers(fleet) == {"ok": 3.0}, WITHIN_S, "all are counted")
 
 
 def test_two_engines_that_are_spoken_to_over_grpc_say_what_one_says() -> None:
