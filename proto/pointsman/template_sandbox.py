@@ -2,7 +2,8 @@
 
 Knows Jinja, and which of its ways to compute can take all time or memory. Knows nothing of chats. Jinja's own sandbox
 keeps a template from the interpreter; this one also counts each turn of a loop, each call and each character that is
-put together, and refuses what would grow beyond measure before it grows. What is refused raises SecurityError.
+put together, weighs each list and mapping that is made, and refuses what would grow beyond measure before it grows.
+What is refused raises SecurityError.
 """
 
 import re
@@ -16,14 +17,18 @@ from typing import Any
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context, LoopContext
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
+
+from pointsman.template_weights import Weights
 
 MAX_SECONDS = 2.0
 MAX_STEPS = 2**18
 MAX_CHARS = 2**27
 MAX_ITEMS = 2**20
+MAX_WEIGHT = 2**18
 MAX_NUMBER_BITS = 2**10
 MAX_ARGUMENT = 2**16
 
@@ -36,12 +41,13 @@ _PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 class Budget:
     """What one rendering may still spend."""
 
-    __slots__ = ("_chars_left", "_ends_s", "_steps_left")
+    __slots__ = ("_chars_left", "_ends_s", "_steps_left", "weights")
 
     def __init__(self) -> None:
         self._ends_s = time.monotonic() + MAX_SECONDS
         self._steps_left = MAX_STEPS
         self._chars_left = MAX_CHARS
+        self.weights = Weights()
 
     def spend(self, num_steps: int = 1) -> None:
         self._steps_left -= num_steps
@@ -91,7 +97,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.filters = {
             name: _bounded(name, function) for name, function in self.filters.items() if name not in _NO_FILTERS
         }
-        self.filters["_turns"] = _turns
+        self.filters |= {"_turns": _turns, "_weighed": _weighed}
+        self.globals["namespace"] = _Names
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:
@@ -117,7 +124,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             _check_method(__obj.__name__, __obj.__self__, args)
         if isinstance(__obj, LoopContext) and args and isinstance(args[0], Iterable):
             args = (_turns(args[0]), *args[1:])
-        return super().call(__context, __obj, *args, **kwargs)
+        if isinstance(__obj, Macro):
+            _weighed((args, kwargs))
+        return _weighed(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: object) -> Callable[..., str] | None:
         wrapped = super().wrap_str_format(value)
@@ -133,12 +142,26 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 class _Counted(NodeTransformer):
-    """Makes loops count their turns, and `~` a sum, which is bounded."""
+    """Makes loops count their turns, `~` a sum, which is bounded, and lists be weighed as they are made."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
         node.iter = _filtered(node.iter, "_turns")
         return node
+
+    def visit_List(self, node: nodes.List) -> nodes.Expr:
+        return self._weighed(node, node.items)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
+        return self._weighed(node, node.items if node.ctx == "load" else ())
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:
+        return self._weighed(node, [pair.value for pair in node.items])
+
+    def _weighed(self, node: nodes.Expr, items: Iterable[nodes.Node]) -> nodes.Expr:
+        is_constant = all(isinstance(item, nodes.Const) for item in items)
+        self.generic_visit(node)
+        return node if is_constant else _filtered(node, "_weighed")
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
         self.generic_visit(node)
@@ -155,6 +178,25 @@ def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
 
 def _finalized(value: object) -> object:
     return measured(value) if isinstance(value, list | tuple | dict) else value
+
+
+class _Names(Namespace):
+    """Written out by its name alone: it holds what was never weighed together."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+def _weight(value: object) -> int:
+    current = _budget.get()
+    return 1 if current is None else current.weights.of(value)
+
+
+def _weighed(value: Any) -> Any:
+    """The value, if it is light enough for whatever a template does with it."""
+    if isinstance(value, list | tuple | dict) and _weight(value) > MAX_WEIGHT:
+        raise SecurityError("a list or a mapping is too large")
+    return value
 
 
 def _turns(items: Iterable[Any]) -> Iterable[Any]:
@@ -193,7 +235,7 @@ def _is_too_large(operator: str, left: object, right: object) -> bool:
     if operator == "+" and isinstance(left, str):
         _spend_chars(len(left) + _length(right))
     elif operator == "+":
-        return _length(left) + _length(right) > MAX_ITEMS
+        return _weight(left) + _weight(right) > MAX_WEIGHT
     elif operator == "%" and isinstance(left, str):
         _check_format(left)
         measured([left, right])
@@ -207,11 +249,15 @@ def _num_bits(operator: str, left: int, right: int) -> int:
 
 
 def _is_long(repeated: object, times: object) -> bool:
-    return isinstance(times, int) and _length(repeated) * times > MAX_ITEMS
+    if not isinstance(times, int):
+        return False
+    if isinstance(repeated, list | tuple):
+        return _weight(repeated) * times > MAX_WEIGHT
+    return _length(repeated) * times > MAX_ITEMS
 
 
 def _length(value: object) -> int:
-    return len(value) if isinstance(value, str | bytes | list | tuple) else 0
+    return len(value) if isinstance(value, str | bytes) else 0
 
 
 def _check_method(name: str, text: str | bytes, args: tuple[Any, ...]) -> None:
@@ -250,7 +296,7 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         _check_arguments([*given, *kwargs.values()])
         if check is not None:
             value = check(value, *given)
-        return function(*args[:num_passed], value, *given, **kwargs)
+        return _weighed(function(*args[:num_passed], value, *given, **kwargs))
 
     return bounded
 

@@ -11,6 +11,7 @@ from pointsman.template_sandbox import TemplateSandbox, budget
 HELLO = [{"role": "user", "content": "hello"}]
 
 NESTED = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+PAIRED = NESTED.replace("x=[1]", "x=[1], y=[1]").replace("{% endfor %}", "{% set ns.y = [ns.y, ns.y] %}{% endfor %}")
 GROW = "{% for i in range(9999) %}"
 HUGE = "{% set b = 'ab' * 500000 %}"
 BAD = {
@@ -41,6 +42,20 @@ BAD = {
     "nested list as text": NESTED + "{{ ns.x | string | length }}",
     "nested list joined on": NESTED + "{{ 'x' ~ ns.x }}",
     "nested list formatted": NESTED + "{{ '%s' % [ns.x] }}",
+    "nested lists compared": PAIRED + "{{ ns.x == ns.y }}",
+    "nested lists sought": PAIRED + "{{ ns.x in [ns.y] }}",
+    "nested lists sorted": PAIRED + "{{ [ns.x, ns.y] | sort | length }}",
+    "nested list in capitals": NESTED + "{{ ns.x | upper }}",
+    "nested tuples as keys": NESTED.replace("[ns.x, ns.x]", "(ns.x, ns.x)").replace("[1]", "(1,)") + "{{ {ns.x: 1} }}",
+    "nested mappings compared": NESTED.replace("[ns.x, ns.x]", "{'a': ns.x, 'b': ns.x}") + "{{ ns.x == ns.x | list }}",
+    "nested by a call": NESTED.replace("[ns.x, ns.x]", "dict(a=ns.x, b=ns.x)") + "{{ ns.x | upper }}",
+    "nested by repeating": NESTED.replace("[ns.x, ns.x]", "[ns.x] * 2") + "{{ ns.x | upper }}",
+    "nested by a filter": NESTED.replace("[ns.x, ns.x]", "(ns.x * 2) | batch(2) | list * 2") + "{{ ns.x | upper }}",
+    "nested by arguments": "{% macro m(n) %}{% if n %}{{ m(n - 1, varargs, varargs) }}{% else %}{{ varargs | upper }}"
+    "{% endif %}{% endmacro %}{{ m(40, 1, 1) }}",
+    "names of names": "{% set ns = namespace(x=[1] * 1000000) %}{{ ([ns] * 1000000) | upper | length + 'x' }}",
+    "wide list of wide lists": "{% set l = [[[1] * 1000] * 1000] * 1000 %}{{ l == [[[1] * 1000] * 1000] * 1000 }}",
+    "long text many times": HUGE + "{{ [b ~ 'x'] * 100000 == [b ~ 'x'] * 100000 }}",
     "many texts kept": HUGE + "{% set ns = namespace(x=[]) %}" + GROW + "{% set ns.x = ns.x + [b ~ i] %}{% endfor %}",
     "much output": HUGE + GROW + "{{ b }}{% endfor %}",
     "much output of a block": HUGE + "{% set x %}" + GROW + "{{ b }}{% endfor %}{% endset %}",
@@ -96,6 +111,15 @@ def peak_bytes() -> int:
         ("{{ '%s:%02d' % ('a', 5) }}{{ '{:>3}'.format('b') }}{{ 'a\nb' | indent(2) }}", "a:05  ba\n  b"),
         ("{{ [1, 2] | sum }}{{ [3, 1] | sort | first }}{{ messages | map(attribute='role') | list }}", "31['user']"),
         ("{{ 7 // 2 + 3 * 2 ** 3 - 1 }}{{ '-' * 3 }}{{ [1] + [2] }}", "26---[1, 2]"),
+        (
+            "{% set ns = namespace(x=[]) %}{% for m in messages %}{% set ns.x = ns.x + [m] %}{% endfor %}{{ ns.x }}",
+            f"{HELLO}",
+        ),
+        (
+            "{% for k, v in [('a', 1), ('b', messages)] %}{{ k }}{% endfor %}{{ {'a': messages}.a == messages }}",
+            "abTrue",
+        ),
+        ("{% set a, b = 1, messages %}{{ a }}{{ 'user' in b[0].values() }}{{ (1, b) == (1, b) }}", "1TrueTrue"),
         ("{% set x %}a{% endset %}{% macro m(y) %}<{{ y }}>{% endmacro %}{{ m(x) ~ m(y='b') }}", "<a><b>"),
     ],
 )
