@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 
 from loadtest.engine.comparison import OURS, rows_of
-from loadtest.engine.engines import contenders, export, run
-from loadtest.engine.job import QUICK, Lengths, job_for
+from loadtest.engine.engines import Contender, contenders, export, run
+from loadtest.engine.job import QUICK, Figures, Lengths, job_for
 from loadtest.engine.report import print_json, print_table
 from loadtest.errors import LoadError
 
@@ -35,10 +35,11 @@ def _measure(options: argparse.Namespace, scratch: Path) -> int:
         export(options.model, folder)
     lengths = QUICK if options.quick else Lengths()
     job = job_for(folder, lengths, options.threads, options.clock, options.rounds)
-    figures = {}
-    for contender in contenders(str(options.model), options.vllm):
+    figures: dict[Contender, Figures] = {}
+    for contender in contenders(str(options.model), options.vllm) * options.turns:
         print(f"measuring {contender.label}", file=sys.stderr, flush=True)
-        figures[contender] = run(contender, job)
+        measured = run(contender, job)
+        figures[contender] = figures[contender].better_of(measured) if contender in figures else measured
     rows = rows_of(figures)
     (print_json if options.format == "json" else print_table)(rows, job)
     exact = [row for row in rows if (row.contender.name, row.contender.dtype) == (OURS, "float32")]
@@ -54,6 +55,12 @@ def _parser() -> argparse.ArgumentParser:
         "--clock", choices=("wall", "cpu"), default="wall", help="cpu, with one thread, is for machines that are busy"
     )
     parser.add_argument("--rounds", type=int, default=3, help="the best of so many counts (default: %(default)s)")
+    parser.add_argument(
+        "--turns",
+        type=int,
+        default=1,
+        help="how often all are measured, one after the other; the best counts: for busy machines (default: 1)",
+    )
     parser.add_argument("--quick", action="store_true", help="with fewer tokens: less steady")
     parser.add_argument("--format", choices=("table", "json"), default="table")
     return parser

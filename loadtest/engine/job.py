@@ -4,7 +4,7 @@ Knows texts and token ids. Must not know engines, processes or tables.
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 from tokenizers import Tokenizer
@@ -59,6 +59,17 @@ class Figures(msgspec.Struct, frozen=True):
     answers: list[list[int]]
     load_s: float
     anonymous_mib: float | None = None
+
+    def better_of(self, other: Self) -> Self:
+        """The best of both counts. An answer that is not the same in both is none."""
+        return msgspec.structs.replace(
+            self,
+            decode={batch: max(speed, other.decode[batch]) for batch, speed in self.decode.items()},
+            prefill=max(self.prefill, other.prefill),
+            turns_ms={size: min(ms, other.turns_ms[size]) for size, ms in self.turns_ms.items()},
+            answers=[one if one == two else [] for one, two in zip(self.answers, other.answers, strict=True)],
+            load_s=min(self.load_s, other.load_s),
+        )
 
 
 class Lengths(msgspec.Struct, frozen=True):

@@ -71,3 +71,10 @@ def test_our_other_ways_are_compared_with_our_bfloat16() -> None:
     measured[contender("pointsman", "bfloat16")] = figures(30)
     measured[contender("pointsman", "bfloat16", "small")] = figures(45)
     assert over_our_bfloat16(rows_of(measured)) == {"pointsman float32": 2.0, "pointsman bfloat16, small": 1.5}
+
+
+def test_of_two_turns_the_better_counts_are_taken_and_answers_that_stay() -> None:
+    one = Figures({1: 10.0, 8: 50.0}, 300.0, {16: 4.0}, [[1, 2], [3]], load_s=2.0)
+    two = Figures({1: 12.0, 8: 40.0}, 200.0, {16: 3.0}, [[1, 2], [4]], load_s=1.0)
+    assert one.better_of(two) == Figures({1: 12.0, 8: 50.0}, 300.0, {16: 3.0}, [[1, 2], []], load_s=1.0)
+    assert one.better_of(one) == one
