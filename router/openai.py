@@ -43,6 +43,7 @@ class Peek(msgspec.Struct, kw_only=True):
     prompt_cache_key: Any = None
     previous_response_id: Any = None
     user: Any = None
+    safety_identifier: Any = None
     priority: int | None = None
     service_tier: str | None = None
     timeout: float | None = None

@@ -4,13 +4,15 @@ and of fields; knows no replica. Credentials are no session: one shared key woul
 from router.core import Headers, Slo
 from router.errors import InvalidRequest
 
-# Ours, then those of other routers (AIBrix, Dynamo, SMG). The first that is there counts.
+# Ours, then those of other routers (AIBrix, Dynamo, SMG, llm-d, production-stack). The first that is there counts.
 SESSION_HEADERS = (
     "x-session-id",
     "x-pointsman-session",
     "x-aibrix-session-key",
     "x-dynamo-session-id",
     "x-smg-routing-key",
+    "x-session-token",
+    "x-user-id",
 )
 # llm-d's name, then the older one that others use as well. The new name wins.
 TTFT_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
@@ -20,7 +22,7 @@ MAX_SESSION_CHARS = 256
 
 def session_of(headers: Headers, *fields: object) -> str | None:
     """The session by a header, else by the first of the body's `fields` that is a text: `prompt_cache_key`,
-    `previous_response_id`, `user`. None where nothing says it."""
+    `previous_response_id`, `user`, `safety_identifier`. None where nothing says it."""
     return session_header(headers) or first_text(*fields)
 
 

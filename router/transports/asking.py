@@ -36,7 +36,9 @@ def new_request(
     fields, said = openai.peek(body, surface), _said(headers)
     session = said.session
     if session is None:
-        session = first_text(fields.prompt_cache_key, fields.previous_response_id, fields.user)
+        session = first_text(
+            fields.prompt_cache_key, fields.previous_response_id, fields.user, fields.safety_identifier
+        )
     return Request(
         id=said.id or new_id(),
         surface=surface,
