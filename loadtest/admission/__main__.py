@@ -1,8 +1,8 @@
 """`python -m loadtest.admission NAME`: measures the queue. Knows the names, and how figures are printed.
 
 depth (cost and bytes of a long line), shared (the same in Redis), fit (a request that fits), grants (a full pool, by
-one router and one Redis), isolation and overload (in virtual time), order (several router processes), chaos (Redis
-comes and goes).
+one router and one Redis), isolation and overload (in virtual time), tenants (what fair shares cost, simulated), order
+(several router processes), chaos (Redis comes and goes).
 """
 
 import argparse
@@ -12,8 +12,9 @@ from pathlib import Path
 
 import uvloop
 
-from loadtest.admission import chaos, company, depth, live, shared, virtual
+from loadtest.admission import chaos, company, depth, live, shared, tenants, virtual
 from loadtest.errors import LoadError
+from loadtest.simulator.report import interval
 from router.admission.bands import BandTerms
 from router.core import Band
 
@@ -29,6 +30,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("name", choices=list(_NAMES))
     parser.add_argument("--seconds", type=float, default=30.0, help="of order and chaos; default 30")
     parser.add_argument("--routers", type=int, default=8, help="processes of order; default 8")
+    parser.add_argument("--seeds", type=int, default=5, help="of isolation; default 5")
+    parser.add_argument("--seed", type=int, default=0, help="of tenants; default 0")
+    parser.add_argument(
+        "--begin", type=float, nargs="+", default=_BEGINS_S, help="where tenants begins in the trace, s"
+    )
     parser.add_argument("--requests", type=int, default=30_000, help="of grants; default 30000")
     flags = parser.parse_args(given)
     try:
@@ -40,14 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _depth(_: argparse.Namespace) -> None:
-    _print_costs([depth.measure(each) for each in depth.DEPTHS])
-
-
-def _shared(_: argparse.Namespace) -> None:
-    _print_costs(uvloop.run(shared.measure()))
-
-
-def _print_costs(costs: Sequence[depth.Costs]) -> None:
+    costs = [depth.measure(each) for each in depth.DEPTHS]
     for cost in costs:
         print(
             f"{cost.depth:>9,} waiting: push {cost.push_us:.2f} us, grant {cost.grant_us:.2f} us, "
@@ -55,6 +54,11 @@ def _print_costs(costs: Sequence[depth.Costs]) -> None:
         )
     first, last = costs[0], costs[-1]
     print(f"ratios: push {last.push_us / first.push_us:.2f}, grant {last.grant_us / first.grant_us:.2f}")
+
+
+def _shared(_: argparse.Namespace) -> None:
+    for cost in uvloop.run(shared.measure()):
+        print(cost)
 
 
 def _fit(_: argparse.Namespace) -> None:
@@ -70,15 +74,41 @@ def _grants(flags: argparse.Namespace) -> None:
     )
 
 
-def _isolation(_: argparse.Namespace) -> None:
-    runs = virtual.isolation()
-    for name, run in zip(("at its share", "at 100 times"), runs, strict=True):
-        quiet, other = run.tallies["quiet"], run.tallies["other"]
+def _isolation(flags: argparse.Namespace) -> None:
+    ratios = []
+    for seed in range(flags.seeds):
+        runs = virtual.isolation(seed=seed)
+        for name, run in zip(("at its share", "at 100 times"), runs, strict=True):
+            quiet, other = run.tallies["quiet"], run.tallies["other"]
+            print(
+                f"seed {seed}, the other tenant {name}: p95 wait of the quiet one {quiet.p95_s:.2f} s "
+                f"({quiet.num_done} done, {quiet.num_refused} refused), of the other {other.p95_s:.2f} s "
+                f"({other.num_refused} refused)"
+            )
+        ratios.append(runs[1].tallies["quiet"].p95_s / runs[0].tallies["quiet"].p95_s)
+    print(f"ratio of the quiet one's p95: {_with_interval(ratios, '.2f')}")
+
+
+def _tenants(flags: argparse.Namespace) -> None:
+    costs = []
+    for begin_s in flags.begin:
+        found = tenants.measure(begin_s, flags.seed)
+        costs.append(found.cost)
         print(
-            f"the other tenant {name}: p95 wait of the quiet one {quiet.p95_s:.2f} s ({quiet.num_done} done, "
-            f"{quiet.num_refused} refused), of the other {other.p95_s:.2f} s ({other.num_refused} refused)"
+            f"from {begin_s:.0f} s: capacity {found.one_order:.1f} in one order, {found.fair:.1f} with fair shares "
+            f"({found.cost:.1%} less); at {tenants.OVERLOAD} times that tenants who both wait get apart by "
+            f"{found.gaps[0].tokens:,} tokens in one order, {found.gaps[1].tokens:,} with fair shares (bound "
+            f"{found.gaps[1].bound:,}), light tenants' first tokens p99 "
+            f"{found.light_p99_ms[0]:,.0f} and {found.light_p99_ms[1]:,.0f} ms",
+            flush=True,
         )
-    print(f"ratio of the quiet one's p95: {runs[1].tallies['quiet'].p95_s / runs[0].tallies['quiet'].p95_s:.2f}")
+    print(f"fair shares cost of capacity: {_with_interval(costs, '.1%')}")
+
+
+def _with_interval(values: Sequence[float], form: str) -> str:
+    """The mean and, of several, half of its 95 % interval."""
+    found = interval(values)
+    return f"{found.mean:{form}}" + (f" ±{found.half:{form}}" if found.half is not None else "")
 
 
 def _overload(_: argparse.Namespace) -> None:
@@ -118,6 +148,8 @@ def _chaos(flags: argparse.Namespace) -> None:
     )
 
 
+# The hour of the trace in six parts.
+_BEGINS_S = (0.0, 600.0, 1200.0, 1800.0, 2400.0, 3000.0)
 _NAMES: Mapping[str, Callable[[argparse.Namespace], None]] = {
     "depth": _depth,
     "shared": _shared,
@@ -125,6 +157,7 @@ _NAMES: Mapping[str, Callable[[argparse.Namespace], None]] = {
     "grants": _grants,
     "isolation": _isolation,
     "overload": _overload,
+    "tenants": _tenants,
     "order": _order,
     "chaos": _chaos,
 }

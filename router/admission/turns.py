@@ -12,24 +12,25 @@ old one had in line counts no more. A turn says that what the turn before it gav
 the same flow who came later by more than the tolerance is placed elsewhere.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import islice
 from typing import Any
 
 from router.admission.bands import BandTerms
 from router.admission.capacity import Room
-from router.admission.waiters import NO_LIMITS, Waiter
+from router.admission.lineup import Lineup, Says, flow_name
+from router.admission.waiters import Waiter
 from router.core import Standing
 
 LEASE_MS = 3000
 MOST_GRANTS = 512
-MOST_JOINS = 1000
 # A waiter that was granted a place and fits none that is free now asks again so much later.
 MISFIT_PAUSE_S = 0.02
 # Who came later by so much never starts first; but a router that stands still is waited for no longer than the claim.
 TOLERANCE_MS, CLAIM_MS = 50, 250
+# Routers that come back from a loss wait so long for those they knew.
+GATHER_MS = 8000
 # Clocks that differ by so much more than before: one of them was set.
 JUMP_S = 0.5
 _NEWEST_SHARE = 0.1
@@ -42,16 +43,6 @@ class Mode(Enum):
     JOINING = "joining"
     FREE = "free"
     CONTENDED = "contended"
-
-
-@dataclass(eq=False, slots=True)
-class _Entry:
-    """A waiter's place in the common line. `pushed` is how it stands there, None while it does not."""
-
-    waiter: Waiter[Any]
-    tokens: float
-    not_before: float = 0.0
-    pushed: tuple[int, str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +72,14 @@ class Turns:
     num_granted: int = 0
     is_idle: bool = False
     _mean_tokens: float = 1.0
+    _others_held: int = 0
+    _heard_held: int = 0
     _sight: _Sight | None = None
-    _entries: dict[int, _Entry] = field(default_factory=dict, init=False)
-    _numbers: dict[Waiter[Any], int] = field(default_factory=dict, init=False)
-    _unpushed: dict[int, None] = field(default_factory=dict, init=False)
-    _leaves: list[tuple[int, str, str]] = field(default_factory=list, init=False)
+    _lineup: Lineup = field(init=False)
     _settled: dict[str, float] = field(default_factory=dict, init=False)
-    _next_number: int = 0
+
+    def __post_init__(self) -> None:
+        self._lineup = Lineup(self.router)
 
     @property
     def may_start(self) -> bool:
@@ -104,12 +96,12 @@ class Turns:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._entries)
+        return self._lineup.num_waiting
 
     @property
     def has_leaves(self) -> bool:
         """Has somebody left the common line who still stands there?"""
-        return bool(self._leaves)
+        return self._lineup.has_leaves
 
     @property
     def is_short(self) -> bool:
@@ -132,21 +124,11 @@ class Turns:
         self.used_tokens -= num_tokens
 
     def join(self, waiter: Waiter[Any], tokens: float) -> None:
-        self._next_number += 1
-        number = self._next_number
-        self._entries[number] = _Entry(waiter, tokens)
-        self._numbers[waiter] = number
-        self._unpushed[number] = None
+        self._lineup.join(waiter, tokens)
 
     def leave(self, waiter: Waiter[Any]) -> None:
         """It was placed, or waits no more. Later calls do nothing."""
-        number = self._numbers.pop(waiter, None)
-        if number is None:
-            return
-        entry = self._entries.pop(number)
-        self._unpushed.pop(number, None)
-        if entry.pushed is not None:
-            self._leaves.append(entry.pushed)
+        self._lineup.leave(waiter)
 
     def settle(self, standing: Standing, tokens: float) -> None:
         """A granted request took so many more tokens, per weight, than the common line charged."""
@@ -157,11 +139,8 @@ class Turns:
     def lose(self) -> None:
         """Redis is away, or an answer was lost."""
         self.mode, self.epoch, self.held, self.held_tokens = Mode.ALONE, 0, 0, 0
-        self._leaves.clear()
         self._settled.clear()
-        for number, entry in self._entries.items():
-            entry.pushed = None
-            self._unpushed[number] = None
+        self._lineup.lose()
 
     def rejoin(self) -> None:
         """Redis is there, or has fenced us: the next turn registers."""
@@ -171,9 +150,9 @@ class Turns:
     def compose(self, now: float, room: Room) -> list[Any]:
         """The script's arguments. From now on we hold no more than they say we keep."""
         self.room = room
-        joins = self._joins(now)
+        waiters = self._lineup.compose(self._says(now))
         keep, keep_tokens, want, want_tokens = self.used, self.used_tokens, 0, 0
-        if self.mode is not Mode.CONTENDED and not self._has_pushed and not self.is_idle:
+        if self.mode is not Mode.CONTENDED and not self._lineup.has_pushed and not self.is_idle:
             spare, spare_tokens = self._headroom, self._token_headroom
             if self.mode is Mode.FREE:
                 keep = max(keep, min(self.held, self.used + 2 * spare))
@@ -185,24 +164,23 @@ class Turns:
         times = [MOST_GRANTS, LEASE_MS, CLAIM_MS, TOLERANCE_MS]
         shares = [f"{share:.6f}" for share in self.terms.min_shares]
         ageing = [f"{self.terms.ageing_s * 1e3:.0f}", f"{self.terms.most_share:.6f}"]
-        return [*head, *times, *shares, *ageing, *joins, *self._taken_leaves(), *self._taken_settlements()]
+        num_marks, *moves = waiters
+        heard = [self.num_routers, self._others_held, self._heard_held]
+        return [*head, *times, *shares, *ageing, GATHER_MS, num_marks, *heard, *moves, *self._taken_settlements()]
 
     def apply(self, answer: Sequence[Any], asked_at: float, now: float) -> list[Waiter[Any]]:
         """Take in what the script gave; who was granted a place, in order. Each is to be placed, or put off."""
-        epoch, held, held_tokens, is_contended, num_routers, places, tokens, unix_ms, *granted = map(int, answer)
+        epoch, held, held_tokens, is_contended, num_routers, places, tokens, unix_ms, others, *granted = map(
+            int, answer
+        )
         if epoch < 0:
             self.rejoin()
             return []
         self._see(_Sight(unix_ms / 1e3 - (asked_at + now) / 2.0, now - asked_at))
         self.epoch, self.held, self.held_tokens, self.num_routers = epoch, held, held_tokens, num_routers
-        self.room = Room(places, tokens or None)
-        self.mode = Mode.CONTENDED if is_contended or self._has_pushed else Mode.FREE
-        found = []
-        for number in granted:
-            entry = self._entries.get(number)
-            if entry is not None:
-                entry.pushed = None
-                found.append(entry.waiter)
+        self._others_held, self._heard_held, self.room = others, held, Room(places, tokens or None)
+        self.mode = Mode.CONTENDED if is_contended or self._lineup.has_pushed else Mode.FREE
+        found = self._lineup.granted(granted)
         self.num_granted += len(found)
         return found
 
@@ -214,10 +192,7 @@ class Turns:
 
     def put_off(self, waiter: Waiter[Any], now: float) -> None:
         """It was granted a place, and fits none that is free: it asks again a little later."""
-        number = self._numbers.get(waiter)
-        if number is not None:
-            self._entries[number].not_before = now + MISFIT_PAUSE_S
-            self._unpushed[number] = None
+        self._lineup.put_off(waiter, now + MISFIT_PAUSE_S)
 
     @property
     def _headroom(self) -> int:
@@ -229,47 +204,15 @@ class Turns:
         most = 0 if self.room.tokens is None else self.room.tokens // (2 * self.num_routers)
         return min(self.used_tokens // 2 + round(2 * self._mean_tokens), most)
 
-    @property
-    def _has_pushed(self) -> bool:
-        return len(self._entries) > len(self._unpushed)
-
-    def _joins(self, now: float) -> list[Any]:
-        if self.epoch == 0 or self._sight is None or not self._unpushed:
-            return [0]  # a member names its epoch: the first turn is only to register
-        groups: dict[tuple[int, str], list[str]] = {}
-        offset_s = self._sight.offset_s
-        for number in list(islice(self._ripe(now), MOST_JOINS)):
-            entry = self._entries[number]
-            waiter, standing = entry.waiter, entry.waiter.standing
-            arrived_us = int((waiter.demand.request.arrived + offset_s) * 1e6)
-            flow = int(standing.band), flow_name(standing)
-            member = f"{arrived_us:016d}|{self.router}|{self.epoch}|{number}|{entry.tokens:.0f}|{standing.weight:g}"
-            entry.pushed = (*flow, member)
-            del self._unpushed[number]
-            groups.setdefault(flow, []).extend((f"{(waiter.due + offset_s) * 1e3:.3f}", member))
-        return [len(groups), *(word for flow, words in groups.items() for word in (*flow, len(words) // 2, *words))]
-
-    def _ripe(self, now: float) -> Iterator[int]:
-        """Whose turn it is to join. What is short of its adapter only must not make all others wait."""
-        has_places = self.mode is Mode.FREE and self.may_start
-        for number in self._unpushed:
-            entry = self._entries[number]
-            if entry.not_before <= now and not (has_places and entry.waiter.limits != NO_LIMITS):
-                yield number
-
-    def _taken_leaves(self) -> list[Any]:
-        leaves, self._leaves = self._leaves, []
-        return [len(leaves), *(word for leave in leaves for word in leave)]
+    def _says(self, now: float) -> Says | None:
+        """None before an answer has told epoch and time."""
+        if self.epoch == 0 or self._sight is None:
+            return None
+        return Says(self.epoch, now, self._sight.offset_s, self.mode is Mode.FREE and self.may_start)
 
     def _taken_settlements(self) -> list[Any]:
         settled, self._settled = self._settled, {}
         return [len(settled), *(word for flow, tokens in settled.items() for word in (flow, f"{tokens:.3f}"))]
 
     def __repr__(self) -> str:
-        return f"<Turns {self.mode.name} {self.used} used of {self.held} held, {len(self._entries)} waiting>"
-
-
-def flow_name(standing: Standing) -> str:
-    """`tenant`, or `tenant/flow`; what stands before the first slash is the tenant."""
-    tenant = standing.tenant.replace("/", "%2f")
-    return f"{tenant}/{standing.flow}" if standing.flow else tenant
+        return f"<Turns {self.mode.name} {self.used} used of {self.held} held, {self.num_waiting} waiting>"

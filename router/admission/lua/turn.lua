@@ -1,19 +1,25 @@
 -- One router's turn at one pool: it says what it keeps, who joins and who leaves, and gets places for those whose turn it
 -- is. All of it happens at once, whatever else is asked of Redis. Lua on Redis 6.2 and newer.
 --
--- KEYS  1 pool (hash: floor, mean, credits and waits of the bands, epoch)
---       2 routers (hash: id -> epoch,places held,seen_ms,places there are,waiting,tokens held,tokens there are,places told)
+-- KEYS  1 pool (hash: floor, mean, credits and waits of the bands, epoch; known, from, since, until and
+--         away of a gathering)
+--       2 routers (hash: id -> epoch,places held,seen_ms,places there are,waiting,tokens held,tokens there are,grants told,
+--         marks)
 --       3-6 flows of each band (sorted set: flow -> counter)    7 counters (hash: flow -> counter, all flows)
 --       8 tenants (hash: tenant -> its flows that wait)         9 claims (hash: router -> grants it has not answered for)
 --       10 what all keys of this pool begin with
 -- ARGV  1 router  2 epoch, 0 to register  3 places that there are  4 tokens that there are, 0 where nobody knows
 --       5 places it keeps  6 tokens it keeps  7 places it wants  8 tokens it wants  9 most grants  10 lease_ms
---       11 claim_ms  12 tolerance_ms  13-16 least shares  17 ageing_ms  18 most share
+--       11 claim_ms  12 tolerance_ms  13-16 least shares  17 ageing_ms  18 most share  19 gather_ms
+--       20 its marks that stand in line  21 routers  22 places that others held  23 that it held, as it last heard
 --       then counts, each before its items: joins (band, flow, how many, then due and member of each),
+--       marks (band, flow, member that goes, due and member that comes; empty where there is none),
 --       leaves (band, flow, member), settlements (flow, tokens)
--- A member is `arrived|router|epoch|waiter|tokens|weight`: of equal dues the first to arrive goes first.
--- Gives [epoch or -1, places held, tokens held, somebody waits, routers, places and tokens there are, now in ms,
---        waiters granted...]
+-- A member is `arrived|router|epoch|waiter|tokens|weight`: of equal dues the first to arrive goes first. A mark has `more`
+-- for tokens: its router keeps more of this flow, who come from there on. When its turn comes nobody is placed before its
+-- router has said who they are, or has stood still for as long as a claim.
+-- Gives [epoch or -1, places held, tokens held, somebody waits, routers, places and tokens there are, now in ms, places
+--        that others hold, waiters granted...]
 
 if redis.replicate_commands then redis.replicate_commands() end
 local time = redis.call('TIME')
@@ -35,12 +41,13 @@ end
 -- Routers: who was not heard of for the time of a lease is gone, and its places with it.
 local rows, flat = {}, redis.call('HGETALL', routers)
 for i = 1, #flat, 2 do
-  local e, held, seen, places, waiting, tokens, room, told =
-    string.match(flat[i + 1], '^(%d+),(%-?%d+),(%d+),(%d+),(%-?%d+),(%-?%d+),(%d+),(%d+)$')
-  local row = {epoch = tonumber(e), held = tonumber(held), seen = tonumber(seen), places = tonumber(places),
-               waiting = tonumber(waiting), tokens = tonumber(tokens), room = tonumber(room), told = tonumber(told)}
+  local e, held, seen, places, waiting, tokens, room, told, marks =
+    string.match(flat[i + 1], '^(%d+),(%-?%d+),(%d+),(%d+),(%-?%d+),(%-?%d+),(%d+),(%d+),(%d+)$')
+  local row = {epoch = tonumber(e), held = tonumber(held), seen = tonumber(seen) or 0, places = tonumber(places),
+               waiting = tonumber(waiting), tokens = tonumber(tokens), room = tonumber(room), told = tonumber(told),
+               marks = tonumber(marks)}
   if row.seen > now then row.seen, row.changed = now, true end  -- the clock was set back
-  if flat[i] ~= me and row.seen + lease_ms < now then
+  if not e or flat[i] ~= me and row.seen + lease_ms < now then
     redis.call('HDEL', routers, flat[i])
     redis.call('HDEL', claims_key, flat[i])
     redis.call('DEL', prefix .. 'grants:' .. flat[i])
@@ -50,8 +57,8 @@ for i = 1, #flat, 2 do
 end
 
 local grants_key, row, granted = prefix .. 'grants:' .. me, rows[me], {}
-local told_tokens = 0
-if epoch == 0 then
+local told_tokens, is_new = 0, epoch == 0
+if is_new then
   epoch = redis.call('HINCRBY', pool, 'epoch', 1)
   row = {waiting = 0}
   rows[me] = row
@@ -59,7 +66,7 @@ if epoch == 0 then
   redis.call('HDEL', claims_key, me)
   for i = 1, 9 do redis.call('EXPIRE', KEYS[i], 86400) end
 elseif not row or row.epoch ~= epoch then
-  return {-1, 0, 0, 0, 0, 0, 0, 0}
+  return {-1, 0, 0, 0, 0, 0, 0, 0, 0}
 elseif row.told > 0 then
   for _, told in ipairs(redis.call('LRANGE', grants_key, 0, -1)) do
     local waiter, tokens = string.match(told, '^(%d+)|(%d+)$')
@@ -70,8 +77,10 @@ elseif row.told > 0 then
 end
 row.epoch, row.seen, row.places, row.room, row.told = epoch, now, tonumber(ARGV[3]), tonumber(ARGV[4]), 0
 row.held, row.tokens, row.changed = tonumber(ARGV[5]) + #granted, tonumber(ARGV[6]) + told_tokens, true
+row.marks = tonumber(ARGV[20])
 
-local state = redis.call('HMGET', pool, 'floor', 'mean', 'c0', 'c1', 'c2', 'c3', 'w0', 'w1', 'w2', 'w3')
+local state = redis.call('HMGET', pool, 'floor', 'mean', 'c0', 'c1', 'c2', 'c3', 'w0', 'w1', 'w2', 'w3', 'known', 'from',
+  'since', 'until', 'away')
 local floor, mean = tonumber(state[1]) or 0, tonumber(state[2]) or 0
 local credits, waits, changed = {}, {}, {}
 for band = 0, 3 do
@@ -79,20 +88,31 @@ for band = 0, 3 do
 end
 
 -- Who joins, leaves, and has taken more or less than it was charged.
-local at = 19
+local at = 24
 local function next_arg() at = at + 1; return ARGV[at - 1] end
-for _ = 1, tonumber(next_arg()) do
-  local band, flow, count = tonumber(next_arg()), next_arg(), tonumber(next_arg())
-  local words = {}
-  for i = 1, 2 * count do words[i] = next_arg() end
-  row.waiting = row.waiting + count
-  call_with_many('ZADD', queue_key(band, flow), words)
+local function list_flow(band, flow)
   if not redis.call('ZSCORE', flows_key(band), flow) then
     local counter = math.max(changed[flow] or tonumber(redis.call('HGET', counters, flow) or 0), floor)
     redis.call('ZADD', flows_key(band), text(counter), flow)
     changed[flow] = counter
     local tenant = tenant_of(flow)
     if tenant then redis.call('HINCRBY', tenants, tenant, 1) end
+  end
+end
+for _ = 1, tonumber(next_arg()) do
+  local band, flow, count = tonumber(next_arg()), next_arg(), tonumber(next_arg())
+  local words = {}
+  for i = 1, 2 * count do words[i] = next_arg() end
+  row.waiting = row.waiting + count
+  call_with_many('ZADD', queue_key(band, flow), words)
+  list_flow(band, flow)
+end
+for _ = 1, tonumber(next_arg()) do
+  local band, flow, before, due, member = tonumber(next_arg()), next_arg(), next_arg(), next_arg(), next_arg()
+  if before ~= '' then redis.call('ZREM', queue_key(band, flow), before) end
+  if member ~= '' then
+    redis.call('ZADD', queue_key(band, flow), due, member)
+    list_flow(band, flow)
   end
 end
 for _ = 1, tonumber(next_arg()) do
@@ -105,10 +125,41 @@ for _ = 1, tonumber(next_arg()) do
   if before == before then changed[flow] = before + tokens end
 end
 
-local held, tokens_held, waiting, places, room, count = 0, 0, 0, 0, 0, 0
+local held, tokens_held, waiting, marks, places, room, count = 0, 0, 0, 0, 0, 0, 0
 for _, each in pairs(rows) do
-  held, tokens_held, count = held + each.held, tokens_held + each.tokens, count + 1
+  held, tokens_held, count, marks = held + each.held, tokens_held + each.tokens, count + 1, marks + each.marks
   waiting, places, room = waiting + math.max(0, each.waiting), math.max(places, each.places), math.max(room, each.room)
+end
+
+-- A gathering: who comes back from a loss knew so many routers, and how much they held. Until each of these was heard of
+-- again, those who were not are taken to hold as much still, and their part of what there is at the least: they go on alone.
+local known, from, since = tonumber(state[11]) or 0, tonumber(state[12]) or 0, tonumber(state[13]) or 0
+local until_ms, away, num_routers = tonumber(state[14]) or 0, tonumber(state[15]) or 0, count
+if is_new and (known > 0 or tonumber(ARGV[21]) > 1) then
+  if known == 0 then
+    known, from, since, until_ms, away = tonumber(ARGV[21]), epoch, now, now + tonumber(ARGV[19]), tonumber(ARGV[22])
+  else
+    known, away = math.max(known, tonumber(ARGV[21])), math.max(0, away - tonumber(ARGV[23]))
+  end
+  redis.call('HSET', pool, 'known', known, 'from', from, 'since', since, 'until', until_ms, 'away', away)
+end
+if known > 0 then
+  local part, tokens_part, num_back, seen, tokens_seen = math.ceil(places / known), math.ceil(room / known), 0, 0, 0
+  local presumed, tokens_presumed = part * math.max(0, known - count), tokens_part * math.max(0, known - count)
+  for _, each in pairs(rows) do
+    if each.epoch >= from or each.seen > since then
+      num_back = num_back + 1
+    else
+      seen, presumed = seen + each.held, presumed + math.max(part, each.held)
+      tokens_seen, tokens_presumed = tokens_seen + each.tokens, tokens_presumed + math.max(tokens_part, each.tokens)
+    end
+  end
+  num_routers = math.max(count, known)
+  if num_back >= known or now >= until_ms or until_ms > now + tonumber(ARGV[19]) then  -- the clock may be set back
+    redis.call('HDEL', pool, 'known', 'from', 'since', 'until', 'away')
+  else
+    held, tokens_held = held + math.max(presumed, away) - seen, tokens_held + tokens_presumed - tokens_seen
+  end
 end
 
 -- A grant is on its way until its router's next turn but one. Who comes after it in its flow, by more than the tolerance,
@@ -226,7 +277,7 @@ local function forget(band, flow)
 end
 
 local left, is_stopped = tonumber(ARGV[9]), false
-while held < places and left > 0 and waiting > 0 and not is_stopped do
+while held < places and left > 0 and waiting + marks > 0 and not is_stopped do
   local band = choose()
   if not band then break end
   local list, head = lowest(band)
@@ -243,8 +294,18 @@ while held < places and left > 0 and waiting > 0 and not is_stopped do
       local arrived, router, e, waiter, tokens, weight =
         string.match(popped[1], '^(%d+)|([^|]+)|(%d+)|(%d+)|([^|]+)|([^|]+)$')
       local owner, key = rows[router], band .. ':' .. flow
-      arrived, tokens = arrived / 1000, tonumber(tokens)
-      if owner and owner.epoch == tonumber(e) then  -- else its router has gone, or begun anew
+      arrived = arrived / 1000
+      local is_current = owner and owner.epoch == tonumber(e)  -- else its router has gone, or begun anew
+      if is_current and tokens == 'more' then
+        if router == me then
+          granted[#granted + 1] = waiter  -- it knows that this is a mark
+          is_stopped = has_others
+        elseif now - owner.seen < claim_ms then
+          redis.call('ZADD', queue_key(band, flow), popped[2], popped[1])
+          is_stopped = true
+        end
+      elseif is_current then
+        tokens = tonumber(tokens)
         if (room > 0 and tokens_held > 0 and tokens_held + tokens > room)
             or (has_others and is_held_back(router, key, arrived)) then
           redis.call('ZADD', queue_key(band, flow), popped[2], popped[1])
@@ -271,7 +332,7 @@ while held < places and left > 0 and waiting > 0 and not is_stopped do
 end
 
 -- What nobody waits for may be held for what comes. What routers that are gone have left in line goes with this.
-if waiting <= 0 then
+if waiting + marks <= 0 then
   row.held = row.held + math.max(0, math.min(tonumber(ARGV[7]), places - held))
   if room > 0 then row.tokens = row.tokens + math.max(0, math.min(tonumber(ARGV[8]), room - tokens_held)) end
   for band = 0, 3 do
@@ -304,8 +365,8 @@ for band = 0, 3 do
 end
 for id, each in pairs(rows) do
   if each.changed then
-    redis.call('HSET', routers, id, string.format('%d,%d,%d,%d,%d,%d,%d,%d', each.epoch, each.held, each.seen, each.places,
-      math.max(0, each.waiting), each.tokens, each.room, each.told))
+    redis.call('HSET', routers, id, string.format('%d,%d,%d,%d,%d,%d,%d,%d,%d', each.epoch, each.held, each.seen, each.places,
+      math.max(0, each.waiting), each.tokens, each.room, each.told, each.marks))
   end
 end
 for router, each in pairs(claims) do
@@ -322,6 +383,7 @@ redis.call('HSET', pool, 'floor', text(floor), 'mean', text(mean),
   'c0', text(credits[0]), 'c1', text(credits[1]), 'c2', text(credits[2]), 'c3', text(credits[3]),
   'w0', text(waits[0]), 'w1', text(waits[1]), 'w2', text(waits[2]), 'w3', text(waits[3]))
 
-local answer = {epoch, row.held, row.tokens, waiting > 0 and 1 or 0, count, places, room, now}
+local answer = {epoch, row.held, row.tokens, waiting + marks > 0 and 1 or 0, num_routers, places, room, now,
+  math.max(0, held - row.held)}
 for _, waiter in ipairs(granted) do answer[#answer + 1] = waiter end
 return answer

@@ -48,12 +48,15 @@ def test_costs_of_a_line_are_positive_and_its_entries_have_a_size(monkeypatch: p
     assert found.entry_bytes > 50
 
 
-async def test_costs_of_the_line_in_redis_are_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "DEPTHS", (200, 2500))
-    monkeypatch.setattr(shared, "NUM_MEASURED_TURNS", 1)
+async def test_costs_of_the_common_line_are_of_redis_and_of_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "DEPTHS", (1000, 5000))
+    monkeypatch.setattr(shared, "NUM_ROUNDS", 1)
     found = await shared.measure()
-    assert [cost.depth for cost in found] == [200, 2500]
-    assert all(cost.push_us > 0.0 and cost.grant_us > 0.0 and cost.entry_bytes > 20 for cost in found)
+    assert [cost.depth for cost in found] == [1000, 5000]
+    for spent in (each for cost in found for each in (cost.push, cost.grant, cost.short_push, cost.short_grant)):
+        assert spent.redis_us > 0.0
+        assert spent.router_us > 0.0
+    assert str(found[1]).startswith("    5,000 waiting: push ")
 
 
 def test_a_flood_does_not_hold_up_the_quiet_tenant_and_overload_keeps_the_goodput() -> None:

@@ -44,8 +44,8 @@ class Routers:
     def room(self) -> Room:
         return Room(self.capacity, self.tokens)
 
-    def turn(self, turns: Turns, *, is_lost: bool = False) -> None:
-        answer = self.ask(turns)
+    def turn(self, turns: Turns, *, is_lost: bool = False, now: float = 0.0) -> None:
+        answer = self.ask(turns, now)
         if is_lost:
             turns.lose()
             turns.rejoin()

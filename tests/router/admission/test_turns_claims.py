@@ -149,7 +149,7 @@ def test_of_all_answers_that_which_took_least_tells_the_clock_until_it_is_set() 
     turns = Turns("r", BandTerms())
 
     def see(unix_ms: int, asked_at: float, now: float) -> float:
-        turns.apply([1, 0, 0, 0, 1, 1, 0, unix_ms], asked_at, now)
+        turns.apply([1, 0, 0, 0, 1, 1, 0, unix_ms, 0], asked_at, now)
         assert turns._sight is not None
         return turns._sight.offset_s
 
