@@ -8,7 +8,8 @@ import pytest
 from router.core import Candidate, Prompt
 from router.plugins import PluginError
 from router.ports import Policy
-from router.routing.presets import NAMES, Part, Parts, Recipe, compose, open_parts, preset
+from router.routing.presets import NAMES, Parts, compose, open_parts, preset
+from router.routing.recipes import Part, Recipe
 from tests.router.nouns import make_candidate, make_demand, make_view
 
 
