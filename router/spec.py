@@ -20,8 +20,8 @@ class ReplicaSpec:
     where the replica's own /tokenize is asked. `kv` is where its KV events come from and `replay` where they can be had
     again, both as URLs; `rank` is its data-parallel rank, where it is one of several; `merge` where it does not batch
     by itself. `role` is the half of the work that it is for, where it is for one; `bootstrap_port` is SGLang's.
-    `round_trip_s` is how far away it is, where that is not to be measured. `models` makes it an outside provider: it is asked for answers and nothing else, and `url` is what SDKs call its
-    base URL."""
+    `round_trip_s` is how far away it is, where that is not to be measured. `models` makes it an outside provider: it is
+    asked for answers and nothing else, and `url` is what SDKs call its base URL."""
 
     url: str
     api_key: str | None = None
