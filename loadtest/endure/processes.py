@@ -1,5 +1,6 @@
 """Several workers against one: the same load by turns, and its CPU time, in all and of the busiest process.
-Clock time would count the mock and the load, which need a core too."""
+Clock time would count the mock and the load, which need a core too; so all workers share one core, and each is taken to
+need on a core of its own what it took there."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -33,7 +34,7 @@ def measure_processes(numbers: Sequence[int], bodies: str, seconds: float, round
     """
     with ExitStack() as stack:
         rigs = [
-            stack.enter_context(open_rig([f"--workers={number}"], name=f"endure-{at}"))
+            stack.enter_context(open_rig([f"--workers={number}"], name=f"endure-{at}", is_pinned=True))
             for at, number in enumerate(numbers)
         ]
         seeds = count(1)

@@ -39,10 +39,13 @@ class Rig:
 
 
 @contextmanager
-def open_rig(flags: Sequence[str] = (), *, has_tokenizer: bool = True, name: str = "endure") -> Iterator[Rig]:
+def open_rig(
+    flags: Sequence[str] = (), *, has_tokenizer: bool = True, name: str = "endure", is_pinned: bool = False
+) -> Iterator[Rig]:
     """Start both, wait until the router is ready. Raises LoadError in the words of the program that fails.
 
-    `name`, of its logs, is another for each rig that is open at the same time.
+    `name`, of its logs, is another for each rig that is open at the same time. `is_pinned`: all processes of the router
+    have one core, by turns, and the mock shares that of the load; for CPU time that what else runs here changes little.
     """
     scratch, cores = default_scratch(), Cores.choose()
     log, mock_log = scratch / f"{name}.log", scratch / f"{name}-mock.log"
@@ -52,17 +55,26 @@ def open_rig(flags: Sequence[str] = (), *, has_tokenizer: bool = True, name: str
     with ExitStack() as stack:
         try:
             tokenizer = tokenizer_folder(scratch) if has_tokenizer else None
-            replicas = stack.enter_context(running([str(mock), str(NUM_REPLICAS)], mock_log, os.environ))
+            command = [str(mock), str(NUM_REPLICAS)]
+            command = cores.on(cores.load, command) if is_pinned else command
+            replicas = stack.enter_context(running(command, mock_log, os.environ))
             urls = _urls(replicas, mock_log)
             port, admin_port = free_port(), free_port()
             specs = [f"--replica={url}" + (f",tokenizer={tokenizer}" if tokenizer else "") for url in urls]
             ports = [f"--port={port}", f"--admin-port={admin_port}", "--log-level=warning"]
             command = [sys.executable, "-m", "router", "serve", *ports, *specs, *flags]
+            command = _by_turns(cores, command) if is_pinned else command
             router = stack.enter_context(running(command, log, os.environ))
             wait_until(lambda: _what_is_missing(port), router, _READY_S)
         except Unavailable as error:
             raise LoadError(str(error)) from None
         yield Rig(router, port, admin_port, Generator(load, scratch / "bodies", cores, replicas.pid, _KEY))
+
+
+def _by_turns(cores: Cores, command: list[str]) -> list[str]:
+    """On the router's core before all others, and none of its processes for longer than the rest: `Cores.on` would let
+    the one that never waits keep it."""
+    return [*(("chrt", "-r", "5") if cores.is_first else ()), "taskset", "-c", str(cores.router), *command]
 
 
 def _urls(replicas: Running, log: Path) -> list[str]:
