@@ -14,9 +14,13 @@ from typing import Literal
 import msgspec
 
 from engine.app import build
-from engine.config import EngineConfig
+from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import EngineCore
 from engine.loop import RunBatch
+from engine.model.attention import kv_dtype
+from engine.model.checkpoint import open_checkpoint
+from engine.model.kv_cache import bytes_per_block
+from engine.model.placement import device_named, dtype_named
 from engine.sampling import Sampling
 from engine.sequence import Request
 
@@ -63,15 +67,14 @@ def main() -> int:
 
 def measure(job: Job) -> Figures:
     started = perf_counter()
-    longest = max(map(len, (*job.prompts, job.prefill, job.turn, *job.questions))) + job.num_tokens
     config = EngineConfig(
         model=job.model,
         dtype=job.dtype,
         quantized=job.quantized,
         threads=job.threads,
         max_num_seqs=max([*job.batches, 8]),
-        kv_cache_gib=1.0,
-        max_model_len=longest + job.num_answer_tokens,
+        kv_cache_gib=_kv_cache_gib(job),
+        max_model_len=_longest(job),
     )
     engine = build(config).service.engine
     stepper = _Stepper(engine.core, engine.run_batch, process_time if job.clock == "cpu" else perf_counter)
@@ -85,6 +88,22 @@ def measure(job: Job) -> Figures:
         load_s=load_s,
         anonymous_mib=_anonymous_mib(),
     )
+
+
+def _longest(job: Job) -> int:
+    prompts = (*job.prompts, job.prefill, job.turn, *job.questions)
+    return max(map(len, prompts)) + job.num_tokens + job.num_answer_tokens
+
+
+def _kv_cache_gib(job: Job) -> float:
+    """Little more than is in use at once, so that all of it has been written before the prefill is timed, as in an
+    engine that has run for a while: memory that is written for the first time has to be found by the system."""
+    batch = max([*job.batches, len(job.questions)])
+    prompts = max(map(len, (*job.prompts, *job.questions))) + max(job.num_tokens, job.num_answer_tokens)
+    num_tokens = max(batch * (prompts + BLOCK_SIZE), job.num_rounds * (len(job.turn) + BLOCK_SIZE)) + _longest(job)
+    device = device_named("cpu")
+    kept = kv_dtype(dtype_named(job.dtype, device), device)
+    return num_tokens * bytes_per_block(open_checkpoint(Path(job.model)).config, 1, kept) / 2**30
 
 
 class _Stepper:
