@@ -29,7 +29,9 @@ class Capacity:
         return self.load is not None and all(run.load <= self.load for run in self.tried)
 
 
-def find_capacity(start: float, attempt: Callable[[float], Summary]) -> Capacity:
+def find_capacity(
+    start: float, attempt: Callable[[float], Summary], resolution: float = RESOLUTION, step: float = _STEP
+) -> Capacity:
     """Go from `start` up or down until the answer lies between two loads, then bisect, on a logarithmic scale."""
     tried: list[Summary] = []
 
@@ -37,8 +39,8 @@ def find_capacity(start: float, attempt: Callable[[float], Summary]) -> Capacity
         tried.append(attempt(load))
         return not tried[-1].is_aborted and tried[-1].attainment >= MIN_ATTAINMENT
 
-    low, high = _enclose(start, is_served)
-    while low and high / low > RESOLUTION:
+    low, high = _enclose(start, is_served, step)
+    while low and high / low > resolution:
         middle = sqrt(low * high)
         if is_served(middle):
             low = middle
@@ -48,11 +50,11 @@ def find_capacity(start: float, attempt: Callable[[float], Summary]) -> Capacity
     return Capacity(low or None, best, tuple(tried))
 
 
-def _enclose(start: float, is_served: Callable[[float], bool]) -> tuple[float, float]:
+def _enclose(start: float, is_served: Callable[[float], bool], step: float) -> tuple[float, float]:
     """The highest load that was served and the lowest that was not, a step apart; 0 where none is served."""
     load, goes_up = start, is_served(start)
     for _ in range(_MOST_STEPS):
-        following = load * _STEP if goes_up else load / _STEP
+        following = load * step if goes_up else load / step
         if is_served(following) is not goes_up:
             return (load, following) if goes_up else (following, load)
         load = following

@@ -37,12 +37,13 @@ class Ask:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """`is_counted` is False for those of the warm-up. Times are None until they come; `is_refused` ends it as well.
-    `on_answer` is called at the end: a user goes on."""
+    """`is_counted` is False for those of the warm-up. Times are None until they come; `placed_s`: the router gave it a
+    place. `is_refused` ends it as well. `on_answer` is called at the end: a user goes on."""
 
     ask: Ask
     arrived_s: float
     is_counted: bool
+    placed_s: float | None = None
     replica_id: str | None = None
     num_matched_tokens: int = 0
     num_cached_tokens: int = 0

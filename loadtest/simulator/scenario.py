@@ -51,7 +51,7 @@ class Halves(_Table, frozen=True, kw_only=True):
 
 class Scenario(_Table, frozen=True, kw_only=True):
     """`load`: where a search for capacity begins, and where a run is that is not told otherwise. One of `traces`,
-    `corpus` and `sessions` is given; `seconds`, `half`, `copies` and `prefixes_of` belong to traces, see
+    `corpus` and `sessions` is given; `begin_s`, `seconds`, `half`, `copies` and `prefixes_of` belong to traces, see
     `workload.Replay`."""
 
     about: str
@@ -60,6 +60,7 @@ class Scenario(_Table, frozen=True, kw_only=True):
     load: float = 1.0
     load_unit: str = "x"
     traces: tuple[str, ...] = ()
+    begin_s: float = 0.0
     seconds: float | None = None
     half: Half | None = None
     copies: int = 1
@@ -106,6 +107,7 @@ class Scenario(_Table, frozen=True, kw_only=True):
         replay = Replay(
             traces=self.traces,
             block_size=self.block_size,
+            begin_s=self.begin_s,
             seconds=self.seconds,
             half=self.half,
             copies=self.copies,
@@ -154,6 +156,8 @@ def _faults(scenario: Scenario) -> Iterator[tuple[str, bool, str]]:
             yield field, getattr(scenario, field) is not None, "needs traces"
         yield "copies", scenario.copies != 1, "needs traces"
     yield "copies", scenario.copies < 1, "must be at least 1"
+    yield "begin_s", scenario.begin_s < 0, "must not be negative"
+    yield "begin_s", scenario.begin_s > 0 and not scenario.traces, "needs traces"
     yield "seconds", scenario.seconds is not None and scenario.seconds <= 0, "must be above 0"
     yield "host_tokens", scenario.host_tokens < 0, "must not be negative"
     size, most = scenario.block_size, scenario.engine.kv_capacity_tokens

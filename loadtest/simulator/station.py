@@ -101,6 +101,7 @@ class Station:
             job.is_refused = True
             self.refused(job)
             return
+        job.placed_s = self.loop.now
         job.replica_id, job.num_matched_tokens = lease.replica.id, lease.decision.matched_tokens
         self.send(job, lease)
 

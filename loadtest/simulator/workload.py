@@ -1,6 +1,7 @@
 """What is asked of a fleet, and when, in open loops: traces replayed, questions to a corpus. Pure and seeded; knows
 nothing of replicas, routers or the virtual clock."""
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -76,13 +77,15 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How traces become requests. `seconds` keeps their beginning only, and `half` the first or the second half of
-    each one's rows: what was tuned on one can be checked on the other. `copies` of each row come, the others within a
-    minute after it. A trace's tenants are its `adapters`, or it has as many as `num_adapters`, by Zipf's law: then the
-    exponent is 1. `prefixes_of`: each tenant's prompts begin as those of this trace do, one after the other."""
+    """How traces become requests. `begin_s` leaves out what comes before, `seconds` keeps so much from there, and
+    `half` the first or the second half of each one's rows: what was tuned on one can be checked on the other. `copies`
+    of each row come, the others within a minute after it. A trace's tenants are its `adapters`, or it has as many as
+    `num_adapters`, by Zipf's law: then the exponent is 1. `prefixes_of`: each tenant's prompts begin as those of this
+    trace do, one after the other."""
 
     traces: tuple[str, ...]
     block_size: int | None = None
+    begin_s: float = 0.0
     seconds: float | None = None
     half: Half | None = None
     copies: int = 1
@@ -157,11 +160,12 @@ class _Placed:
 
 def _kept(plan: Replay, trace: Trace) -> Iterator[tuple[float, Row]]:
     """Rows of the trace and when they come: a second half begins at once."""
-    rows = [row for row in trace.rows if plan.seconds is None or row.at_s < plan.seconds]
+    end_s = math.inf if plan.seconds is None else plan.begin_s + plan.seconds
+    rows = [row for row in trace.rows if plan.begin_s <= row.at_s < end_s]
     middle = len(rows) // 2
     if plan.half is not None:
         rows = rows[:middle] if plan.half == "first" else rows[middle:]
-    since_s = rows[0].at_s if plan.half == "second" and rows else 0.0
+    since_s = rows[0].at_s if plan.half == "second" and rows else plan.begin_s
     for row in rows:
         yield row.at_s - since_s, row
 

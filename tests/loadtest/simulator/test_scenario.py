@@ -38,6 +38,8 @@ def test_w1_to_w9_are_shipped() -> None:
         (GOOD + "load = 0.0", "load"),
         (GOOD + "copies = 0", "copies"),
         (GOOD + "seconds = -1.0", "seconds"),
+        (GOOD + "begin_s = -1.0", "begin_s"),
+        (GOOD.replace("traces", "#") + 'begin_s = 1.0\n[sessions]\nkind = "deep-research"\nrequests = 1', "begin_s"),
         (GOOD + 'half = "third"', "half"),
         (GOOD.replace("traces", "#") + 'half = "first"\n[sessions]\nkind = "deep-research"\nrequests = 1', "half"),
         (GOOD + "host_tokens = -1", "host_tokens"),

@@ -79,6 +79,12 @@ def test_seconds_cut_and_copies_are_other_users(tmp_path: Path) -> None:
     assert len({arrival.ask.prompt.block_hashes[0] for arrival in workload.arrivals}) == 3
 
 
+def test_a_beginning_left_out_is_not_waited_for(tmp_path: Path) -> None:
+    path = written(tmp_path, [(0, 512, [1]), (5000, 513, [1]), (9000, 514, [1]), (50_000, 515, [1])])
+    workload = replayed(Replay((path,), begin_s=5.0, seconds=10.0), PROFILE, seed=0)
+    assert [(each.at_s, each.ask.prompt.num_tokens) for each in workload.arrivals] == [(0.0, 513), (4.0, 514)]
+
+
 def test_the_halves_of_each_trace_share_no_row_and_the_second_begins_at_once(tmp_path: Path) -> None:
     one = written(tmp_path, [(row * 3000, 600 + row, [row]) for row in range(7)], "one")
     two = written(tmp_path, [(row * 3000, 900 + row, [row]) for row in range(4)], "two")
