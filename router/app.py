@@ -162,6 +162,7 @@ class Router:
         """What siblings say is taken in as what workers tell each other is."""
         intake = Intake(self.caches, lambda id: any(replica.id == id for replica in self.registry.replicas()))
         intake.dispatched(await warming.ask(self._siblings))
+        self.learning.heard(await warming.ask_lessons(self._siblings))
 
     @property
     def is_loading(self) -> bool:

@@ -24,7 +24,20 @@ from router.workers import doors, frames, orders
 from router.workers.board import Board
 from router.workers.desk import Desk
 from router.workers.feed import Feed
-from router.workers.frames import Ask, Drain, Explain, Explained, Export, Find, Open, Order, Retire, Serving, Shut
+from router.workers.frames import (
+    Ask,
+    Drain,
+    Explain,
+    Explained,
+    Export,
+    Find,
+    Open,
+    Order,
+    Recall,
+    Retire,
+    Serving,
+    Shut,
+)
 from router.workers.line import Line
 from router.workers.mirror import Mirror
 from router.workers.orders import FeedOrders, RouterOrders
@@ -193,6 +206,8 @@ async def _run_feed(given: FeedOrders) -> None:
             feed.find(order, line)
         elif isinstance(order, Export):
             feed.export(order, line)
+        elif isinstance(order, Recall):
+            feed.recall(order, line)
 
     line = Line(hear, lambda _: stop.set())
     await loop.create_connection(lambda: line, sock=socket.socket(fileno=given.line))

@@ -94,7 +94,7 @@ def company_routes(company: "Company") -> web.Application:
     add_key_routes(app, company.keyring)
     if company.jobs is not None:
         add_operator_routes(app, company.jobs)
-    add_indexer_routes(app, company.indexer(), company.export)
+    add_indexer_routes(app, company.indexer(), company.export, company.lessons)
     add_explain_route(app, company.explain)
     app.router.add_post("/admin/workers/restart", company.restart)
     add_openapi_route(app, ADMIN, views.version)
@@ -119,6 +119,10 @@ class Company:
     async def export(self) -> bytes:
         """What the feed knows of caches, for a router that begins."""
         return await self._supervisor.questions.export()
+
+    async def lessons(self) -> bytes:
+        """What workers have learned of replicas, likewise."""
+        return await self._supervisor.questions.lessons()
 
     async def explain(self, body: bytes, headers: Headers) -> tuple[int, bytes]:
         """By one worker: they know nearly the same."""

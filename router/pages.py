@@ -1,6 +1,7 @@
 """What operators see of a running router: readiness, the replica table, the gauges. Reads the rooms; changes only
 whether a replica drains."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,11 @@ def indexer(router: "Router") -> Indexer:
 async def export(router: "Router") -> bytes:
     """What this process knows of caches, for a router that begins."""
     return warming.export(router.index, [replica.id for replica in router.registry.replicas()])
+
+
+async def lessons(router: "Router") -> bytes:
+    """What this process has learned of replicas, likewise."""
+    return warming.pack_lessons(router.learning.lessons.all(time.monotonic()))
 
 
 def replica_rows(router: "Router") -> Sequence[Mapping[str, object]]:

@@ -42,7 +42,7 @@ def admin_pages(router: "Router") -> web.Application:
     add_key_routes(app, router.keyring)
     if router.backlog is not None:
         add_operator_routes(app, router.backlog.pages)
-    add_indexer_routes(app, pages.indexer(router), lambda: pages.export(router))
+    add_indexer_routes(app, pages.indexer(router), lambda: pages.export(router), lambda: pages.lessons(router))
     add_explain_route(app, explainer(router))
     openapi.add_openapi_route(app, openapi.ADMIN, version("pointsman"))
     return app

@@ -74,15 +74,12 @@ class Exchange:
             except msgspec.DecodeError as error:
                 self.lessons.refuse(f"what the store holds of {member.replica.id} is no lesson: {error}")
             else:
-                found[lesson.replica_id] = self._moved(lesson, self.clock() - self.unix())
+                found[lesson.replica_id] = lesson.moved(self.clock() - self.unix())
         return found
 
     async def _write(self, member: Member, lesson: Lesson) -> None:
-        document = msgspec.msgpack.encode(self._moved(lesson, self.unix() - self.clock()))
+        document = msgspec.msgpack.encode(lesson.moved(self.unix() - self.clock()))
         await self.store.call("SET", self._key(member), document, "EX", round(MAX_AGE_S))
-
-    def _moved(self, lesson: Lesson, by_s: float) -> Lesson:
-        return msgspec.structs.replace(lesson, since=lesson.since + by_s, at=lesson.at + by_s)
 
     def _key(self, member: Member) -> str:
         """A replica on this host is another one than the same address on the next."""

@@ -23,6 +23,8 @@ ENOUGH_SAMPLES, FEW_SAMPLES, FULL_SAMPLES = 20, 8, 200
 ENOUGH_LOADS = 3
 # The same replica is told of again after so long, where more was seen of it.
 RETELL_S = 10.0
+# A replica that a lesson is of may be found, and say what it serves, within so long; of so many it is waited for.
+EARLY_S, MOST_EARLY = 60.0, 10_000
 MAX_AGE_S = 86400.0
 # Routers notice within so long of each other that a replica was lost, and their clocks agree about as well.
 SLACK_S = 10.0
@@ -53,6 +55,10 @@ class Lesson(msgspec.Struct, frozen=True, array_like=True):
         if other is None or other.at < now - MAX_AGE_S or self.since > other.since + SLACK_S:
             return True
         return self.at >= other.at and min(self.num_samples, FULL_SAMPLES) >= min(other.num_samples, FULL_SAMPLES)
+
+    def moved(self, by_s: float) -> "Lesson":
+        """In seconds of a clock that began so much earlier."""
+        return msgspec.structs.replace(self, since=self.since + by_s, at=self.at + by_s)
 
 
 def fault(lesson: Lesson, now: float) -> str | None:
@@ -101,15 +107,22 @@ class Lessons:
     num_refused: int = 0
     _records: dict[Member, _Record] = field(default_factory=dict, init=False)
     _logged: set[str] = field(default_factory=set, init=False)
+    # Of replicas of which it is not known yet what they serve, and until when they may say so.
+    _early: dict[str, tuple[Lesson, float]] = field(default_factory=dict, init=False)
 
     def due(self, now: float) -> list[Lesson]:
-        """What others have not been told of, each replica at most once in `RETELL_S`."""
+        """What others have not been told of, each replica at most once in `RETELL_S`. What came too early is taken."""
+        self._take_early(now)
         members = self.members()
         if len(self._records) > len(members):
             there = set(members)
             self._records = {member: record for member, record in self._records.items() if member in there}
         found = [self._due(member, now) for member in members]
         return [lesson for lesson in found if lesson is not None]
+
+    def all(self, now: float) -> list[Lesson]:
+        """What there is to tell, whoever has been told."""
+        return [lesson for member in self.members() if (lesson := self._lesson(member, now)) is not None]
 
     def wanting(self) -> list[Member]:
         """Those of which we know less than a sibling may."""
@@ -123,12 +136,14 @@ class Lessons:
         ]
 
     def take(self, lessons: Iterable[Lesson], now: float) -> None:
-        """Each where it teaches us anything; of replicas that we do not know, none."""
+        """Each where it teaches us anything; of a replica that we do not know, once we do."""
         members = {member.replica.id: member for member in self.members()}
         taken = []
         for lesson in lessons:
             member = members.get(lesson.replica_id)
             if member is None or member.identity is None:
+                if len(self._early) < MOST_EARLY:
+                    self._early.setdefault(lesson.replica_id, (lesson, now + EARLY_S))
                 continue
             if (wrong := fault(lesson, now) or self._mismatch(lesson, member)) is not None:
                 self.refuse(f"what a sibling learned of {lesson.replica_id} is not believed: {wrong}")
@@ -146,19 +161,29 @@ class Lessons:
             log.warning(reason)
 
     def _due(self, member: Member, now: float) -> Lesson | None:
-        record, replica = self._record(member, now), member.replica
-        if now < record.told_at + RETELL_S or member.identity is None:
+        record = self._record(member, now)
+        if now < record.told_at + RETELL_S:
             return None
-        speeds, residency, size = member.speeds, member.residency, self.sizes.of(replica.id)
-        news = (member.lost_at, speeds.num_own, residency.num_loads, size)
-        is_enough = speeds.num_own >= ENOUGH_SAMPLES or residency.num_loads >= ENOUGH_LOADS or size is not None
-        if news == record.told or not is_enough:
+        lesson = self._lesson(member, now)
+        if lesson is None:
+            return None
+        news = (member.lost_at, lesson.num_samples, lesson.num_loads, lesson.capacity_blocks)
+        if news == record.told:
             return None
         record.told, record.told_at = news, now
+        return lesson
+
+    def _lesson(self, member: Member, now: float) -> Lesson | None:
+        """None where too little was seen."""
+        replica, speeds, residency = member.replica, member.speeds, member.residency
+        size = self.sizes.of(replica.id)
+        is_enough = speeds.num_own >= ENOUGH_SAMPLES or residency.num_loads >= ENOUGH_LOADS or size is not None
+        if member.identity is None or not is_enough:
+            return None
         return Lesson(
             replica_id=replica.id,
             model=replica.models[0],
-            since=max(record.since, member.lost_at),
+            since=max(self._record(member, now).since, member.lost_at),
             at=now,
             step=speeds.step,
             num_samples=speeds.num_own,
@@ -166,6 +191,14 @@ class Lessons:
             num_loads=residency.num_loads,
             capacity_blocks=size,
         )
+
+    def _take_early(self, now: float) -> None:
+        early, self._early = self._early, {}
+        due = [lesson for lesson, until in early.values() if now < until]
+        if due:
+            self.take(due, now)
+            for id in self._early:
+                self._early[id] = early[id]
 
     def _record(self, member: Member, now: float) -> _Record:
         record = self._records.get(member)

@@ -22,12 +22,20 @@ Answer = Mapping[str, object]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def add_indexer_routes(app: web.Application, indexer: Indexer, export: Callable[[], Awaitable[bytes]]) -> None:
-    """While the application serves, the indexer listens to whom was registered. `export()` is all that is known, for a
-    router that begins (`workers/warming.py`)."""
+def add_indexer_routes(
+    app: web.Application,
+    indexer: Indexer,
+    export: Callable[[], Awaitable[bytes]],
+    lessons: Callable[[], Awaitable[bytes]],
+) -> None:
+    """While the application serves, the indexer listens to whom was registered. `export()` is all that is known of
+    caches, `lessons()` of speeds, for a router that begins (`workers/warming.py`)."""
 
     async def everything(_: web.Request) -> web.Response:
         return web.Response(body=await export(), content_type="application/msgpack")
+
+    async def all_lessons(_: web.Request) -> web.Response:
+        return web.Response(body=await lessons(), content_type="application/msgpack")
 
     async def listening(_: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(indexer.feeds.run())
@@ -38,6 +46,7 @@ def add_indexer_routes(app: web.Application, indexer: Indexer, export: Callable[
 
     app.cleanup_ctx.append(listening)
     app.router.add_get("/admin/prefix", everything)
+    app.router.add_get("/admin/lessons", all_lessons)
     app.router.add_post("/register", _page(Registration, indexer.register))
     app.router.add_post("/unregister", _page(Removal, indexer.unregister))
     app.router.add_post("/query", _page(Query, indexer.query))

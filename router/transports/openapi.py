@@ -100,6 +100,9 @@ ADMIN = (
         "POST", "/admin/webhooks/secrets", "A new one, told once; older ones sign beside it for a while", AnyBody
     ),
     Operation("GET", "/admin/prefix", "All that is known of caches, for a router that begins", answer=_PACKED),
+    Operation(
+        "GET", "/admin/lessons", "What was learned of replicas' speeds, for a router that begins", answer=_PACKED
+    ),
     Operation("POST", "/register", "Listen to an engine's cache events", Registration),
     Operation("POST", "/unregister", "Listen no more", Removal),
     Operation("POST", "/query", "Who holds this prompt, by its tokens?", Query),

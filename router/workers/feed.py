@@ -47,6 +47,7 @@ from router.workers.frames import (
     Found,
     Hello,
     Learned,
+    Recall,
     Relist,
     Snapshot,
     Suspect,
@@ -143,8 +144,16 @@ class Feed:
         sent = [chain for frame in self._dispatched.frames for chain in _chains_in(frame)]
         answer.send(Exported(asked.number, warming.pack([*msgspec.msgpack.decode(told), *sent])))
 
+    def recall(self, asked: Recall, answer: Line) -> None:
+        """What workers have learned of replicas."""
+        answer.send(Exported(asked.number, warming.pack_lessons(self._lessons.values())))
+
     async def _warm_up(self) -> None:
         """What siblings on other hosts say is passed on as what workers send."""
+        lessons = await warming.ask_lessons(self._siblings)
+        if lessons:
+            self._keep(lessons)
+            self._send_all(frames.pack(Learned(lessons)))
         chains = await warming.ask(self._siblings)
         for at in range(0, len(chains), CHAINS_A_FRAME):
             self._pass_on(frames.pack(Dispatches(chains[at : at + CHAINS_A_FRAME])), None)

@@ -130,10 +130,16 @@ class Export(_Message, frozen=True):
 
 
 class Exported(_Message, frozen=True):
-    """The feed's answer, as `warming.py` packs it."""
+    """The feed's answer to either, as `warming.py` packs it."""
 
     number: int
-    chains: bytes
+    packed: bytes
+
+
+class Recall(_Message, frozen=True):
+    """The supervisor to the feed: all that workers have learned of replicas; what is exported are lessons."""
+
+    number: int
 
 
 class Explain(_Message, frozen=True):
@@ -203,7 +209,7 @@ class Report(_Message, frozen=True):
 
 ToFeed = Hello | Suspect | Cooled | Relist | Dispatches | Learned
 FromFeed = Snapshot | Delta | Dispatches | Told | Fed | Learned
-Order = Open | Shut | Retire | Ask | Drain | Find | Export | Explain
+Order = Open | Shut | Retire | Ask | Drain | Find | Export | Recall | Explain
 News = Serving | Report | Drained | Found | Exported | Explained
 Message = ToFeed | FromFeed | Order | News
 

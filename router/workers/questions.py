@@ -9,11 +9,11 @@ from itertools import count
 
 from router.core import Headers
 from router.workers import warming
-from router.workers.frames import Explain, Explained, Export, Exported, Find, Found
+from router.workers.frames import Explain, Explained, Export, Exported, Find, Found, Recall
 
 TIMEOUT_S = 1.0
 
-Question = Find | Export | Explain
+Question = Find | Export | Recall | Explain
 Answer = Found | Exported | Explained
 
 
@@ -34,7 +34,12 @@ class Questions:
     async def export(self) -> bytes:
         """All that the feed knows of caches, as `warming.py` packs it."""
         answer = await self._ask(Export(next(self._numbers)))
-        return answer.chains if isinstance(answer, Exported) else warming.pack([])
+        return answer.packed if isinstance(answer, Exported) else warming.pack([])
+
+    async def lessons(self) -> bytes:
+        """All that workers have learned of replicas, likewise."""
+        answer = await self._ask(Recall(next(self._numbers)))
+        return answer.packed if isinstance(answer, Exported) else warming.pack_lessons([])
 
     async def explain(self, body: bytes, headers: Headers) -> tuple[int, bytes] | None:
         """Status and JSON, as a worker decides by what it knows; None where none answers."""

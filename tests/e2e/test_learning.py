@@ -73,5 +73,22 @@ def test_a_router_that_begins_knows_what_one_on_another_host_has_learned() -> No
                 assert known[1] == pytest.approx(known[0], rel=0.5)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_router_that_begins_asks_a_sibling_where_no_store_is_shared(workers: int) -> None:
+    alone = {"POINTSMAN_REDIS": "none"}
+    with (
+        fake_replicas(1) as (replica,),
+        running([*serve(replica), "--workers", str(workers)], until='"message": "serving"', **alone) as one,
+    ):
+        with closing(connect(one)) as connection:
+            teach(connection)
+        wait_until(lambda: "own" in sources(one), WITHIN_S, "it has learned")
+        command = [*serve(replica), "--workers", str(workers), "--warm-from", one.admin_url]
+        # What a worker has learned the feed hears within a second, and says to who asks.
+        wait_until(lambda: workers == 1 or "sibling" in sources(one), WITHIN_S, "its feed knows")
+        with running(command, until='"message": "serving"', **alone) as other:
+            wait_until(lambda: sources(other) == {"sibling"}, WITHIN_S, "it is told")
+
+
 def serve(replica: FakeReplica) -> list[str]:
     return [str(BIN / "python"), "-m", "router", "serve", "--replica", replica.url]

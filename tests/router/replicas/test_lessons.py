@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.replicas.lessons import ENOUGH_SAMPLES, FEW_SAMPLES, MAX_AGE_S, RETELL_S, Lesson, Lessons, Sizes, fault
+from router.replicas.lessons import (
+    EARLY_S,
+    ENOUGH_SAMPLES,
+    FEW_SAMPLES,
+    MAX_AGE_S,
+    RETELL_S,
+    Lesson,
+    Lessons,
+    Sizes,
+    fault,
+)
 from router.replicas.member import Member
 from router.replicas.speeds import Source
 from router.steps import StepModel
@@ -104,13 +114,29 @@ def test_each_replica_is_told_of_at_most_once_in_a_while_and_only_where_more_was
     assert lessons.due(99.0) == [], "nothing is new"
 
 
-def test_only_of_a_replica_that_is_there_anything_is_taken() -> None:
-    unknown = make_member()
-    unknown.identity = None
-    lessons = of(unknown)
-    lessons.take([make_lesson(), make_lesson(replica_id="z")], 100.0)
-    assert unknown.speeds.source is Source.PRIOR
-    assert (lessons.num_taken, lessons.num_refused) == (0, 0)
+def test_a_lesson_of_a_replica_that_says_later_what_it_serves_is_taken_then() -> None:
+    late, never = make_member(), make_member("b")
+    late.identity = never.identity = None
+    lessons = of(late, never)
+    lessons.take([make_lesson(replica_id=id) for id in "abz"], 100.0)
+    lessons.due(100.0 + 0.5 * EARLY_S)
+    assert lessons.num_taken == 0
+    late.identify(make_identity("m"), 0.0)
+    lessons.due(100.0 + 0.9 * EARLY_S)
+    assert late.speeds.source is Source.SIBLING
+    lessons.due(100.0 + 1.1 * EARLY_S)
+    never.identify(make_identity("m"), 0.0)
+    lessons.due(100.0 + 1.2 * EARLY_S)
+    assert never.speeds.source is Source.PRIOR, "it was not waited for so long"
+    assert (lessons.num_taken, lessons.num_refused) == (1, 0)
+
+
+def test_all_that_was_learned_is_there_for_who_asks_whoever_has_been_told() -> None:
+    member, other = make_member(), make_member("b")
+    see(member, FAST, 40)
+    lessons = of(member, other)
+    assert lessons.all(1.0) == lessons.due(1.0) == lessons.all(1.0)
+    assert [lesson.replica_id for lesson in lessons.all(1.0)] == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,20 @@ def app() -> web.Application:
         )
     )
     add_indexer_routes(
-        routes, Indexer.over(index, lambda: [Instance("a:1", "a:1", "m", "default", 16)], 2**20), everything
+        routes,
+        Indexer.over(index, lambda: [Instance("a:1", "a:1", "m", "default", 16)], 2**20),
+        everything,
+        lessons,
     )
     return routes
 
 
 async def everything() -> bytes:
     return b"all that is known"
+
+
+async def lessons() -> bytes:
+    return b"all that was learned"
 
 
 async def post(path: str, body: Any) -> tuple[int, Any]:
@@ -58,12 +65,10 @@ async def test_a_query_says_who_holds_how_much(path: str, asked: dict[str, Any])
 
 
 async def test_all_that_is_known_is_there_for_a_router_that_begins() -> None:
-    async with (
-        served(app()) as url,
-        aiohttp.ClientSession() as session,
-        session.get(url + "/admin/prefix") as response,
-    ):
-        assert await response.read() == b"all that is known"
+    async with served(app()) as url, aiohttp.ClientSession() as session:
+        for path, words in (("/admin/prefix", b"all that is known"), ("/admin/lessons", b"all that was learned")):
+            async with session.get(url + path) as response:
+                assert await response.read() == words
 
 
 async def test_an_engine_is_registered_and_unregistered() -> None:

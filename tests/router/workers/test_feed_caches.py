@@ -93,7 +93,7 @@ async def test_others_may_ask_the_feed_who_holds_what() -> None:
             rig.feed.export(Export(8), line)
             found, exported = line.messages
             assert found == Found(7, {replica.id: 2}, {replica.id: 2})
-            chains = msgspec.msgpack.decode(exported.chains)
+            chains = msgspec.msgpack.decode(exported.packed)
             assert [(id, list(array("Q", packed))) for id, packed in chains] == [
                 (replica.id, whole),
                 (replica.id, [1000, 1001, 1002, 1003]),

@@ -1,12 +1,21 @@
 """What one worker learned of a replica's speed, its siblings on this host know by the feed: those that are there, those
 that come later, and those that come after a new feed."""
 
+import time
+
+import msgspec
+
 from router.replicas.lessons import Lesson
 from router.replicas.member import Member
 from router.replicas.speeds import Source
+from router.workers import warming
+from router.workers.frames import Recall
 from tests.router.replicas.fakes import FakeReplica
 from tests.router.replicas.test_lessons import FAST, SLOW, make_lesson, see
+from tests.router.served import served
 from tests.router.workers.test_feed import Crew, Host, host, until
+from tests.router.workers.test_feed_caches import Written
+from tests.router.workers.test_warming import answering
 
 
 def member(crew: Crew) -> Member:
@@ -96,3 +105,28 @@ async def test_an_absurd_lesson_stays_without_effect_and_cuts_nobody_off() -> No
         assert member(other).speeds.source is Source.PRIOR
         tell(rig, one, at=one.registry.clock())
         await until(lambda: member(other).replica.step == FAST)
+
+
+async def test_a_feed_that_begins_asks_a_sibling_and_is_asked_itself() -> None:
+    async with FakeReplica("m") as replica:
+        packed = warming.pack_lessons([lesson(replica, time.monotonic())])
+        async with (
+            served(answering(200, packed, path=warming.LESSONS_PATH)) as url,
+            host(replica, warm_from=(url,)) as rig,
+        ):
+            await rig.until_ready()
+            await until(lambda: tick(rig) == [Source.SIBLING] * 2)
+            assert rig.feed is not None
+            line = Written()
+            rig.feed.recall(Recall(5), line)
+            (answer,) = line.messages
+            assert answer.number == 5
+            (known,) = msgspec.msgpack.decode(answer.packed, type=list[Lesson])
+            assert (known.replica_id, known.step) == (replica.id, FAST)
+
+
+def tick(rig: Host) -> list[Source]:
+    """As once a second."""
+    for crew in rig.crews:
+        crew.lessons.due(crew.registry.clock())
+    return [member(crew).speeds.source for crew in rig.crews]
