@@ -169,6 +169,7 @@ _COLUMNS = {
     "WAITING": "waiting",
     "KV USED": "kv_used_ratio",
     "BLOCKS KNOWN": "cached_blocks",
+    "SPEED FROM": "speed_source",
     "KNOWLEDGE": "knowledge",
     "MODELS": "models",
 }

@@ -21,6 +21,7 @@ ROWS: list[dict[str, Any]] = [
         "waiting": 0,
         "kv_used_ratio": 0.256,
         "cached_blocks": 1234,
+        "speed_source": "own",
         "knowledge": "EXACT",
     },
     {
@@ -33,6 +34,7 @@ ROWS: list[dict[str, Any]] = [
         "waiting": None,
         "kv_used_ratio": None,
         "cached_blocks": 0,
+        "speed_source": "prior",
         "knowledge": "BLIND: no tokenizer",
     },
 ]
@@ -83,9 +85,9 @@ async def test_the_table_shows_each_replica(capsys: pytest.CaptureFixture[str]) 
     out, err = capsys.readouterr()
     rows = [re.split("  +", line) for line in out.splitlines()]
     assert rows == [
-        "REPLICA,STATE,BREAKER,IN FLIGHT,RUNNING,WAITING,KV USED,BLOCKS KNOWN,KNOWLEDGE,MODELS".split(","),
-        ["a:8000", "ready", "closed", "3", "2", "0", "26%", "1234", "EXACT", "m, m-lora"],
-        ["b:8000/base", "starting", "open", "0", "-", "-", "-", "0", "BLIND: no tokenizer", "-"],
+        "REPLICA,STATE,BREAKER,IN FLIGHT,RUNNING,WAITING,KV USED,BLOCKS KNOWN,SPEED FROM,KNOWLEDGE,MODELS".split(","),
+        ["a:8000", "ready", "closed", "3", "2", "0", "26%", "1234", "own", "EXACT", "m, m-lora"],
+        ["b:8000/base", "starting", "open", "0", "-", "-", "-", "0", "prior", "BLIND: no tokenizer", "-"],
     ]
     assert err == ""
 
