@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from engine.fetch import fetch
-from tests.e2e.fleet import MODEL, ROOT, free_ports, wait_until
+from loadtest.peers.process import free_ports
+from tests.e2e.fleet import MODEL, ROOT, wait_until
 
 START_S = 240.0
 

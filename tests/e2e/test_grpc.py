@@ -13,8 +13,9 @@ from pathlib import Path
 import openai
 import pytest
 
+from loadtest.peers.process import free_ports
 from tests.e2e.engines import EngineProcess, engine_processes
-from tests.e2e.fleet import BIN, MODEL, ROOT, Fleet, free_ports, get_json, running, wait_until
+from tests.e2e.fleet import BIN, MODEL, ROOT, Fleet, get_json, running, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from loadtest.peers.process import free_ports
 from router.store import names
 from tests.e2e.company import company
 from tests.e2e.fake_replica import fake_replicas
-from tests.e2e.fleet import free_ports, wait_until
+from tests.e2e.fleet import wait_until
 from tests.e2e.jobs_chaos import Accepted, Rage, Receiver, Submitters, state_of
 from tests.router.store.servers import Server, server
 

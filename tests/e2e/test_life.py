@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.fleet import BIN, MODEL, Fleet, free_ports, port_of, running, wait_until
+from loadtest.peers.process import free_ports
+from tests.e2e.fleet import BIN, MODEL, Fleet, port_of, running, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -18,7 +18,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.e2e.fleet import MODEL, ROOT, Fleet, free_ports, running
+from loadtest.peers.process import free_ports
+from tests.e2e.fleet import MODEL, ROOT, Fleet, running
 from tests.proto.templates import CHATML
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
+from loadtest.peers.process import free_ports
 from tests.e2e.company import DONE, Crowd, Steady, ask, company, counted, figures, in_flight, processes, restart
 from tests.e2e.fake_replica import fake_replicas
-from tests.e2e.fleet import BIN, Fleet, free_ports, get_json, wait_until
+from tests.e2e.fleet import BIN, Fleet, get_json, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
