@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from loadtest.engine.comparison import OURS, rows_of
-from loadtest.engine.engines import Contender, contenders, export, run
+from loadtest.engine.engines import DTYPES, Contender, contenders, export, run
 from loadtest.engine.job import QUICK, Figures, Lengths, job_for
 from loadtest.engine.report import print_json, print_table
 from loadtest.errors import LoadError
@@ -36,7 +36,8 @@ def _measure(options: argparse.Namespace, scratch: Path) -> int:
     lengths = QUICK if options.quick else Lengths()
     job = job_for(folder, lengths, options.threads, options.clock, options.rounds)
     figures: dict[Contender, Figures] = {}
-    for contender in contenders(str(options.model), options.vllm) * options.turns:
+    asked = [one for one in contenders(str(options.model), options.vllm) if one.dtype in options.dtype]
+    for contender in asked * options.turns:
         print(f"measuring {contender.label}", file=sys.stderr, flush=True)
         measured = run(contender, job)
         figures[contender] = figures[contender].better_of(measured) if contender in figures else measured
@@ -56,6 +57,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int, default=3, help="the best of so many counts (default: %(default)s)")
     parser.add_argument(
+        "--dtype",
+        type=dtypes,
+        default=DTYPES,
+        metavar="LIST",
+        help="those that are measured; float32, the measure of answers, always is (default: float32,bfloat16)",
+    )
+    parser.add_argument(
         "--turns",
         type=int,
         default=1,
@@ -64,6 +72,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="with fewer tokens: less steady")
     parser.add_argument("--format", choices=("table", "json"), default="table")
     return parser
+
+
+def dtypes(text: str) -> tuple[str, ...]:
+    """Raises ArgumentTypeError for one that is not known."""
+    asked = text.split(",")
+    if unknown := set(asked) - set(DTYPES):
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))} is none of {', '.join(DTYPES)}")
+    return tuple(dtype for dtype in DTYPES if dtype in asked or dtype == "float32")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from loadtest.errors import LoadError
 
 _HERE = Path(__file__).parent
 _MOST_S = 1800
+DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +39,10 @@ def contenders(model: str, vllm: Path | None) -> list[Contender]:
     """`model` is what our engine loads; `vllm` an interpreter that has vLLM. Transformers in float32 comes first: its
     answers are the measure."""
     ours = (sys.executable, "-m", "engine.measure")
-    found = [
-        Contender("transformers", dtype, (sys.executable, str(_HERE / "ask_transformers.py")))
-        for dtype in ("float32", "bfloat16")
-    ]
+    found = [Contender("transformers", dtype, (sys.executable, str(_HERE / "ask_transformers.py"))) for dtype in DTYPES]
     if vllm is not None:
-        found += [
-            Contender("vllm", dtype, (str(vllm), str(_HERE / "ask_vllm.py"))) for dtype in ("float32", "bfloat16")
-        ]
-    found += [Contender("pointsman", dtype, ours, model=model) for dtype in ("float32", "bfloat16")]
+        found += [Contender("vllm", dtype, (str(vllm), str(_HERE / "ask_vllm.py"))) for dtype in DTYPES]
+    found += [Contender("pointsman", dtype, ours, model=model) for dtype in DTYPES]
     if model.endswith(".gguf"):
         found.append(Contender("pointsman", "bfloat16", ours, quantized="small", model=model))
     return found
