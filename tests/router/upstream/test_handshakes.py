@@ -1,6 +1,7 @@
 """Bodies of prefill and decode, in the forms that vLLM and SGLang document."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,18 @@ def test_the_second_is_told_where_the_first_has_put_it() -> None:
     fields = json.loads(second_body(asked(stream=True, max_tokens=100), answer))
     assert fields.pop("kv_transfer_params") == VLLM_PARAMS
     assert fields == json.loads(asked(stream=True, max_tokens=100))
+
+
+def test_a_recorded_exchange_with_two_real_servers_of_vllm_is_what_we_say() -> None:
+    said = json.loads(Path("tests/fixtures/vllm-0.32-cpu/nixl_exchange.json").read_text())
+    own = {name: value for name, value in said["second_request"].items() if name != "kv_transfer_params"}
+    body, answer = json.dumps(own).encode(), json.dumps(said["first_answer"]).encode()
+    assert json.loads(first_body(body)) == said["first_request"]
+    assert json.loads(second_body(body, answer)) == said["second_request"]
+    params = said["first_answer"]["kv_transfer_params"]
+    assert (params["do_remote_prefill"], params["remote_num_tokens"]) == (True, 601)
+    assert said["second_answer"]["usage"]["prompt_tokens"] == params["remote_num_tokens"]
+    assert said["second_answer"]["choices"][0]["text"].startswith("\nThe quick brown fox")
 
 
 @pytest.mark.parametrize(
