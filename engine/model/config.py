@@ -13,6 +13,8 @@ from engine.model import variants
 from engine.model.fields import Fields, ModelError
 from engine.model.variants import Variant, Window
 
+# More than any model has, and few enough to list their weights before a file is asked for them.
+_MOST_LAYERS = 10_000
 # config.json fields that change the arithmetic, each with the only values that the layers implement.
 _HONOURED: Mapping[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
@@ -86,7 +88,7 @@ class ModelConfig:
             read.refuse_unless(field, honoured)
         hidden_size = read.count("hidden_size")
         num_heads = read.count("num_attention_heads")
-        num_layers = read.count("num_hidden_layers")
+        num_layers = read.count("num_hidden_layers", most=_MOST_LAYERS)
         also_ends = Fields(generation or {}, "generation_config.json").token_ids("eos_token_id")
         return cls(
             variant=variant,
@@ -117,7 +119,7 @@ class ModelConfig:
         variant = variants.of_gguf(name)
         hidden_size = read.count(f"{name}.embedding_length")
         num_heads = read.count(f"{name}.attention.head_count")
-        num_layers = read.count(f"{name}.block_count")
+        num_layers = read.count(f"{name}.block_count", most=_MOST_LAYERS)
         head_dim = read.count(f"{name}.attention.key_length", default=_split(hidden_size, num_heads))
         for field in ("rope.dimension_count", "attention.value_length"):
             read.refuse_unless(f"{name}.{field}", (head_dim, None))

@@ -28,10 +28,12 @@ class Fields:
             raise self.wrong(field, "a string")
         return value
 
-    def count(self, field: str, default: int | None = None) -> int:
+    def count(self, field: str, default: int | None = None, *, most: int | None = None) -> int:
         value = self._present(field, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.wrong(field, "a positive whole number")
+        if most is not None and value > most:
+            raise self.wrong(field, f"{most} at most")
         return value
 
     def positive(self, field: str, default: float | None = None) -> float:

@@ -156,6 +156,7 @@ def test_end_tokens_of_all_files_are_joined() -> None:
         ({"hidden_size": 0}, "hidden_size must be a positive whole number"),
         ({"hidden_size": "64"}, "hidden_size must be a positive whole number, not '64'"),
         ({"num_hidden_layers": True}, "num_hidden_layers must be"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be 10000 at most"),
         ({"hidden_size": 63}, "head_dim is missing"),
         ({"num_key_value_heads": 3}, r"heads \(4\) is not a multiple .* \(3\)"),
         ({"head_dim": 15}, r"head dimension \(15\) is odd"),
@@ -182,6 +183,7 @@ def test_huggingface_config_that_cannot_be_honoured_is_refused_by_name(
         ({"llama.attention.value_length": 8}, r"value_length = 8 is not supported"),
         ({"llama.attention.head_count_kv": (2, 1)}, "head_count_kv must be a positive whole number"),
         ({"llama.block_count": None}, r"llama\.block_count is missing"),
+        ({"llama.block_count": 2**32 - 1}, r"llama\.block_count must be 10000 at most"),
     ],
 )
 def test_gguf_that_cannot_be_honoured_is_refused_by_name(changed: dict[str, object], complaint: str) -> None:
