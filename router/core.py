@@ -88,8 +88,8 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 class Request(msgspec.Struct, frozen=True, gc=False):
     """One call of a client. `surface` is one of ours, or the target of an engine's route that is passed on as it is.
     `body` holds the bytes as received; `messages` and `prompt` (in embeddings: `input`) are decoded views of it.
-    A stream `tells_usage` where that was asked for. `standing` is who asks where that was settled before, as a job's
-    was when it was submitted."""
+    A stream `tells_usage` where that was asked for; who `names_tier` is told in which service tier it was served.
+    `standing` is who asks where that was settled before, as a job's was when it was submitted."""
 
     id: str
     surface: Surface | str
@@ -99,6 +99,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     deadline: float
     is_stream: bool = False
     tells_usage: bool = False
+    names_tier: bool = False
     messages: Sequence[Mapping[str, object]] | None = None
     prompt: object = None
     template_options: Mapping[str, object] = {}

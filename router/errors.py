@@ -158,6 +158,13 @@ class Expired(PointsmanError):
     code = "deadline_exceeded"
 
 
+class ClientStalled(PointsmanError):
+    """The client stopped reading for longer than the idle timeout. Nobody will see this error."""
+
+    status = 408
+    code = "client_stalled"
+
+
 class UpstreamError(PointsmanError):
     """Root of what goes wrong with a replica. `has_begun`: bytes of an answer had arrived."""
 

@@ -183,7 +183,12 @@ def without_usage(events: bytes) -> bytes:
     """Whole SSE events, less the one that tells the usage and nothing else."""
     if b'"usage"' not in events:
         return events
-    return b"".join([event for event in _EVENT.findall(events) if not _tells_usage_only(event)])
+    return b"".join([event for event in split_events(events) if not _tells_usage_only(event)])
+
+
+def split_events(events: bytes) -> list[bytes]:
+    """Whole SSE events, one by one."""
+    return _EVENT.findall(events)
 
 
 def _tells_usage_only(event: bytes) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from router import headers
+from router.admission.bands import TIERS
 from router.admission.gate import Gate
 from router.admission.passes import Pass
 from router.core import Attempt, Demand, Lease, Outcome, Pool, Prompt, Request, Surface
@@ -20,6 +21,7 @@ from router.naming import Names, renamed
 from router.openai import with_usage, without_field
 from router.ports import Clock, Placer, PromptReader, Queue, Reply, Upstream
 from router.relay import Phase, Relay, RelayTimes
+from router.retelling import Retelling
 from router.retries import RetryBudget
 from router.telemetry.journal import Journal
 
@@ -147,9 +149,12 @@ class Proxy:
         if passed.accounts and not passed.num_charged:
             await passed.charge(request, prompt.num_tokens)
             relay.notes = passed.headers()
+        hides_usage = False
         if passed.accounts and request.is_stream and not request.tells_usage and request.surface in _TELL_USAGE:
             # What counts against a limit is asked for, and not shown to who did not ask.
-            request, relay.hides_usage = msgspec.structs.replace(request, body=with_usage(request.body)), True
+            request, hides_usage = msgspec.structs.replace(request, body=with_usage(request.body)), True
+        if hides_usage or request.names_tier:
+            relay.retelling = Retelling(hides_usage, TIERS[passed.standing.band] if request.names_tier else None)
         demand = Demand(request, pool, prompt, adapter, standing=passed.standing)
         relay.queue = self.queue
         while True:

@@ -15,6 +15,7 @@ from router.core import Attempt, Demand, Headers, Lease, Outcome, Request, Surfa
 from router.errand import Ending, Errand, own_task
 from router.errors import (
     BadAnswer,
+    ClientStalled,
     ConnectionCut,
     Displaced,
     Expired,
@@ -25,6 +26,7 @@ from router.errors import (
     UpstreamTimeout,
 )
 from router.ports import Clock, Exchange, Queue, Reply, Upstream
+from router.retelling import Retelling
 
 MAX_ERROR_BYTES = 64 * 1024
 _USAGE_TAIL_BYTES = 16 * 1024
@@ -45,13 +47,6 @@ class RelayTimes:
 
     heartbeat_after_s: float = 10.0
     heartbeat_interval_s: float = 15.0
-
-
-class ClientStalled(PointsmanError):
-    """The client stopped reading for longer than the idle timeout. Nobody will see this error."""
-
-    status = 408
-    code = "client_stalled"
 
 
 class Incoming(msgspec.Struct, eq=False):
@@ -95,7 +90,7 @@ _NOTHING = Incoming(0.0)
 
 class Relay:
     """`errand` is the request's, set as soon as there is one: a client that leaves cancels it. `notes` go with a head;
-    `queue` can say where `demand` stands while it waits. It `hides_usage` that we asked for and the client did not."""
+    `queue` can say where `demand` stands while it waits. `retelling` is what of the answer is told otherwise."""
 
     __slots__ = (
         "_attempt",
@@ -110,13 +105,13 @@ class Relay:
         "demand",
         "errand",
         "first_byte_at",
-        "hides_usage",
         "is_client_gone",
         "lease",
         "notes",
         "phase",
         "queue",
         "request",
+        "retelling",
         "status",
     )
 
@@ -130,7 +125,7 @@ class Relay:
         self.notes: Headers = ()
         self.queue: Queue | None = None
         self.demand: Demand | None = None
-        self.hides_usage = False
+        self.retelling: Retelling | None = None
         self._reply = reply
         self._clock = clock
         self._times = times
@@ -264,15 +259,16 @@ class Relay:
         if not answer.is_success:
             answer.error_bytes = (answer.error_bytes + payload)[:MAX_ERROR_BYTES]
             return
-        if self.first_byte_at is None:
+        is_first = self.first_byte_at is None
+        if is_first:
             self._begin_content(now)
         if answer.events is None:
             answer.json_tail = (answer.json_tail + payload if answer.json_tail else payload)[-_USAGE_TAIL_BYTES:]
-            whole = payload
+            whole = payload if self.retelling is None else self.retelling.piece(payload, is_first=is_first)
         else:
             whole = answer.events.feed(payload)
-            if self.hides_usage:
-                whole = openai.without_usage(whole)
+            if self.retelling is not None:
+                whole = self.retelling.events(whole)
         if whole:
             if self.phase is not Phase.FLOWING:
                 self._open_reply()
@@ -322,8 +318,12 @@ class Relay:
                 self._reply.write(openai.sse_comment(f"{name}: {value}"))
 
     def _finish(self) -> None:
+        rest = b"" if self.retelling is None else self.retelling.rest()
         if self.phase is not Phase.FLOWING:
+            self._incoming.length = len(rest) if rest else self._incoming.length
             self._open_reply()
+        if rest:
+            self._reply.write(rest)
         self.phase = Phase.ENDED
         if self.lease is not None:
             self.lease.output_tokens = self._incoming.num_output_tokens

@@ -25,6 +25,7 @@ LAYERS = [
         "headers",
         "heads",
         "naming",
+        "retelling",
         "retries",
         "store",
         "telemetry",

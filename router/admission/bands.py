@@ -20,6 +20,8 @@ SERVICE_TIERS: Mapping[str, Band] = {
     "flex": Band.LOW,
     "batch": Band.BULK,
 }
+# What answers say of it, by band.
+TIERS: Mapping[Band, str] = {Band.HIGH: "priority", Band.NORMAL: "default", Band.LOW: "flex", Band.BULK: "batch"}
 # Lower is earlier in a body, as in vLLM, LiteLLM and Baseten: below 0 is high, 2 and more are bulk.
 _FIRST_BULK = 2
 

@@ -20,6 +20,9 @@ class _Said(msgspec.Struct, frozen=True, gc=False):
     session: str | None
     slo: Slo | None
 
+# Embeddings have no such field.
+TELL_TIER = (Surface.CHAT, Surface.COMPLETIONS)
+
 
 @lru_cache(maxsize=4096)
 def _said(headers: Headers) -> _Said:
@@ -48,6 +51,7 @@ def new_request(
         deadline=asked_deadline(said.asked, fields.timeout, now, deadline),
         is_stream=fields.stream is True,
         tells_usage=fields.stream_options is not None and fields.stream_options.include_usage is True,
+        names_tier=fields.service_tier is not None and surface in TELL_TIER,
         messages=fields.messages if surface is Surface.CHAT else None,
         prompt=fields.prompt if surface is Surface.COMPLETIONS else fields.input,
         template_options=fields.template_options if fields.has_options else {},

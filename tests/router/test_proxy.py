@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,11 +11,11 @@ import pytest
 
 from router.admission.records import Book, create_key
 from router.choice import View, Weighed
-from router.core import Decision, Demand, Lease, Outcome, Prompt, Request, Surface
+from router.core import Band, Decision, Demand, Lease, Outcome, Prompt, Request, Surface
 from router.errand import State
 from router.errors import ConnectionCut
 from router.relay import Relay
-from tests.fakes import FakeExchange, FakeReply, FakeUpstream, Station, specs_of, turns, until
+from tests.fakes import EVENT_STREAM, FakeExchange, FakeReply, FakeUpstream, Station, specs_of, turns, until
 from tests.router.nouns import make_request
 
 EVENT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
@@ -312,3 +313,27 @@ async def test_a_stream_without_a_limit_is_sent_as_it_came(house: House) -> None
     house.open()
     house.ask(is_stream=True, body=b'{"model":"m","stream":true}')
     assert (await house.exchange()).attempt.body == b'{"model":"m","stream":true}'
+
+
+@pytest.mark.parametrize(("band", "tier"), [(Band.HIGH, "priority"), (None, "default"), (Band.LOW, "flex")])
+async def test_who_names_a_service_tier_is_told_the_one_in_which_it_was_served(
+    house: House, band: Band | None, tier: str
+) -> None:
+    house.open()
+    reply = house.ask(names_tier=True, band=band)
+    (await house.exchange()).answer(200, b'{"id": "c", "service_tier": null}')
+    await house.told(reply)
+    assert json.loads(reply.answer) == {"id": "c", "service_tier": tier}
+    assert dict(reply.headers)["content-length"] == str(len(reply.answer))
+    stream = house.ask(names_tier=True, band=band, is_stream=True)
+    (await house.exchange(1)).answer(200, EVENT + DONE, EVENT_STREAM)
+    await house.told(stream)
+    assert stream.answer == b'data: {"service_tier":"%s",' % tier.encode() + EVENT[7:] + DONE
+
+
+async def test_who_names_none_gets_the_very_bytes(house: House) -> None:
+    house.open()
+    reply = house.ask(band=Band.LOW)
+    (await house.exchange()).answer(200, b'{"id": "c", "service_tier": null}')
+    await house.told(reply)
+    assert reply.answer == b'{"id": "c", "service_tier": null}'

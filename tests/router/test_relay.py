@@ -11,6 +11,7 @@ from router.core import Attempt, Decision, Lease, Outcome
 from router.errand import Errand, State, own_task
 from router.errors import (
     BadAnswer,
+    ClientStalled,
     ConnectFailed,
     ConnectionCut,
     Draining,
@@ -20,7 +21,7 @@ from router.errors import (
     UpstreamStatus,
     UpstreamTimeout,
 )
-from router.relay import ClientStalled, Phase, Relay, RelayTimes
+from router.relay import Phase, Relay, RelayTimes
 from tests.fakes import EVENT_STREAM, JSON, FakeExchange, FakeReply, FakeUpstream, turns
 from tests.router.nouns import FakeClock, make_demand, make_replica, make_request
 
@@ -117,6 +118,26 @@ async def test_the_head_waits_for_the_first_whole_event(desk: Desk) -> None:
     assert (desk.reply.status, desk.relay.phase) == (None, Phase.SILENT)
     exchange.send(EVENT[-1:])
     assert (desk.reply.status, desk.relay.phase) == (200, Phase.FLOWING)
+
+
+async def test_who_waits_for_a_place_is_let_in_once_the_first_byte_is_on_its_way(desk: Desk) -> None:
+    """To place another request is work that this client need not wait for."""
+    exchange = await desk.carry()
+    lease, num_written = desk.relay.lease, list[int]()
+    assert lease is not None
+    lease.on_started = lambda _: num_written.append(len(desk.reply.payloads))
+    exchange.head()
+    exchange.send(EVENT)
+    assert num_written == [1]
+
+
+async def test_a_lease_that_its_reply_has_ended_is_not_started_any_more(desk: Desk) -> None:
+    exchange = await desk.carry()
+    assert desk.relay.lease is not None
+    exchange.head()
+    desk.relay.lease.release(Outcome.CLIENT_GONE)
+    exchange.send(EVENT)
+    assert desk.started == []
 
 
 async def test_an_answer_without_a_body_still_has_its_head(whole: Desk) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from router.core import Headers, Request, Slo, Surface
+from router.core import Band, Headers, Request, Slo, Surface
 from router.errors import InvalidRequest
 from router.transports.asking import new_request
 
@@ -44,3 +44,11 @@ def test_a_header_that_makes_no_sense_is_named() -> None:
     with pytest.raises(InvalidRequest, match="x-slo-ttft-ms") as caught:
         ask((("x-slo-ttft-ms", "soon"),))
     assert caught.value.param == "x-slo-ttft-ms"
+
+
+def test_who_names_a_service_tier_is_told_it_where_answers_have_such_a_field() -> None:
+    body = b'{"model": "m", "prompt": "p", "input": "p", "service_tier": "flex"}'
+    asked = new_request(Surface.COMPLETIONS, body, (), 0.0, 9.0)
+    assert (asked.names_tier, asked.band) == (True, Band.LOW)
+    assert not new_request(Surface.EMBEDDINGS, body, (), 0.0, 9.0).names_tier
+    assert not new_request(Surface.COMPLETIONS, b'{"model": "m", "prompt": "p"}', (), 0.0, 9.0).names_tier
