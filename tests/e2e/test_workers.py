@@ -33,12 +33,12 @@ def test_a_killed_worker_harms_only_its_own_streams_and_comes_back() -> None:
             assert ask(fleet)[0] == 200
         before = counted(fleet)
         assert before['pointsman_requests_total{model="m",outcome="ok",status="200"}'] == 8
-        crowd = Crowd(fleet, 24, num_tokens=40, pace_s=0.1)
+        crowd = Crowd(fleet, 24, num_tokens=100, pace_s=0.1)
         wait_until(lambda: replica.num_open == 24, WITHIN_S, "all stream")
         assert in_flight(fleet) == 24
         victim = next(iter(processes(fleet, "worker").values()))
         victim.kill()
-        wait_until(lambda: replica.num_open < 24, WITHIN_S, "the dead worker's streams are gone")
+        wait_until(lambda: in_flight(fleet) == replica.num_open < 24, WITHIN_S, "the dead worker's streams are gone")
         num_left = replica.num_open
         assert 0 < num_left < 24
         for _ in range(16):
@@ -110,7 +110,7 @@ def test_workers_are_replaced_under_load_without_a_failed_request(how: str) -> N
 def test_a_long_stream_outlives_the_replacement_of_its_worker() -> None:
     """Twice, and for longer than a drain may take: nobody waits for the old ones."""
     with fake_replicas(1) as (replica,), company([replica], drain_timeout_s=0.5) as fleet:
-        crowd = Crowd(fleet, 8, num_tokens=50, pace_s=0.1)
+        crowd = Crowd(fleet, 8, num_tokens=100, pace_s=0.1)
         wait_until(lambda: replica.num_open == 8, WITHIN_S, "all stream")
         restart(fleet)
         assert in_flight(fleet) == 8
