@@ -261,7 +261,7 @@ class Relay:
             return
         is_first = self.first_byte_at is None
         if is_first:
-            self._begin_content(now)
+            self.first_byte_at = now
         if answer.events is None:
             answer.json_tail = (answer.json_tail + payload if answer.json_tail else payload)[-_USAGE_TAIL_BYTES:]
             whole = payload if self.retelling is None else self.retelling.piece(payload, is_first=is_first)
@@ -273,6 +273,8 @@ class Relay:
             if self.phase is not Phase.FLOWING:
                 self._open_reply()
             self._reply.write(whole, framed if whole is payload else None)
+        if is_first:
+            self._begin_content()
 
     def on_end(self) -> None:
         answer = self._incoming
@@ -298,9 +300,10 @@ class Relay:
             return KeyRefused("The replica does not take the key that the router has for it.")
         return answer.status_error()
 
-    def _begin_content(self, now: float) -> None:
-        self.first_byte_at = now
-        if self.lease is not None:
+    def _begin_content(self) -> None:
+        """Once the first byte is on its way: who waits for a place is let in here, and this client need not wait for
+        that. Its reply may have ended the request meanwhile."""
+        if self.lease is not None and self.lease.outcome is None:
             self.lease.start()
 
     def _open_reply(self) -> None:

@@ -120,6 +120,26 @@ async def test_the_head_waits_for_the_first_whole_event(desk: Desk) -> None:
     assert (desk.reply.status, desk.relay.phase) == (200, Phase.FLOWING)
 
 
+async def test_who_waits_for_a_place_is_let_in_once_the_first_byte_is_on_its_way(desk: Desk) -> None:
+    """To place another request is work that this client need not wait for."""
+    exchange = await desk.carry()
+    lease, num_written = desk.relay.lease, list[int]()
+    assert lease is not None
+    lease.on_started = lambda _: num_written.append(len(desk.reply.payloads))
+    exchange.head()
+    exchange.send(EVENT)
+    assert num_written == [1]
+
+
+async def test_a_lease_that_its_reply_has_ended_is_not_started_any_more(desk: Desk) -> None:
+    exchange = await desk.carry()
+    assert desk.relay.lease is not None
+    exchange.head()
+    desk.relay.lease.release(Outcome.CLIENT_GONE)
+    exchange.send(EVENT)
+    assert desk.started == []
+
+
 async def test_an_answer_without_a_body_still_has_its_head(whole: Desk) -> None:
     exchange = await whole.carry()
     exchange.head(200, JSON)
