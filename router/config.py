@@ -82,7 +82,8 @@ class Settings:
     trust_tenant_header: bool = _setting(False, "who has no key may name the tenant in x-pointsman-tenant")
     redis: str = _setting(
         "embedded",
-        "where queues and limits are shared: a URL (redis, rediss or unix), embedded (a private server), or none",
+        "where queues and limits are shared: a URL (redis, rediss or unix), embedded (a private server), or none: each "
+        "process then bounds its replicas by requests, not by tokens",
     )
     state_dir: str = _setting("", "folder of keys and of the queue's server; else that of the user, for state")
     max_body_bytes: int = _setting(32 * 2**20, "largest request body", "bytes")
