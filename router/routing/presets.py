@@ -9,7 +9,6 @@ from random import Random
 
 from router.plugins import PluginError, Registry, open_registry, unknown_name
 from router.ports import Filter, Picker, Policy, Scorer
-from router.routing.cost import Weights
 from router.routing.filters import HasAdapter, HasRoom, NotTried
 from router.routing.pickers import AtRandom, LowestRandomTies, PowerOfTwo, RoundRobin
 from router.routing.pointsman import Pointsman
@@ -146,7 +145,7 @@ def tuned(recipe: Tuned, max_in_flight: int) -> Pointsman:
     """Ours with other options than usual. Raises PluginError that names the one that is wrong."""
     ours = Registry("policy", "decide", {DEFAULT: Pointsman}, {})
     made = ours.create(DEFAULT, recipe.options, {"name": recipe.name, "max_in_flight": max_in_flight})
-    weights, known = recipe.options.get("weights", {}), [each.name for each in fields(Weights)]
+    weights, known = recipe.options.get("weights", {}), [each.name for each in fields(made.weights)]
     for name in weights if isinstance(weights, Mapping) else ():
         if name not in known:
             raise unknown_name(f'weight of policy "{DEFAULT}"', name, known)
