@@ -95,9 +95,10 @@ def _soak(flags: argparse.Namespace) -> int:
     step = max(1, len(soak.looks) // 12)
     print("resident MB: " + ", ".join(f"{mb:.1f} at {at:.0f} s" for at, mb in soak.looks[::step]))
     print(f"slope of the second half: {soak.mb_per_hour:+.1f} MB an hour")
-    print(f"{soak.num_ended} answered, {soak.num_left} left by their clients, {soak.num_cut} cut")
+    refused = "".join(f", {number} refused with {status}" for status, number in sorted(soak.refused.items()))
+    print(f"{soak.num_ended} answered, {soak.num_left} left by their clients, {soak.num_cut} cut{refused}")
     print(f"still counted as in flight: {soak.num_in_flight}")
-    return int(soak.num_cut > 0 or soak.num_in_flight > 0)
+    return int(soak.num_cut > 0 or bool(soak.refused) or soak.num_in_flight > 0)
 
 
 def _processes(flags: argparse.Namespace) -> int:

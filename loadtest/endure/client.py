@@ -8,11 +8,13 @@ from typing import cast
 from loadtest.peers.configs import MODEL
 
 DONE = b"data: [DONE]"
+_VERSION = b"HTTP/1.1 "
 
 
 class Client(asyncio.Protocol):
     """Of the last request, `has_begun` is whether a first event came, and `has_ended` whether all of the answer did:
-    both are settled at the latest when the connection ends."""
+    both are settled at the latest when the connection ends. `status` is the answer's, 0 until there is one; any but 200
+    ends it."""
 
     def __init__(self) -> None:
         self.has_begun: asyncio.Future[bool]
@@ -21,7 +23,7 @@ class Client(asyncio.Protocol):
     def ask(self, text: str, **fields: object) -> None:
         loop = asyncio.get_running_loop()
         self.has_begun, self.has_ended = loop.create_future(), loop.create_future()
-        self._tail = b""
+        self._tail, self.status = b"", 0
         body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}).encode()
         self._is_stream = bool(fields.get("stream"))
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -34,13 +36,21 @@ class Client(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        # Before it may come the last chunk of the answer before.
+        if not self.status and (at := data.find(_VERSION)) >= 0:
+            self.status = int(data[at + len(_VERSION) :][:3])
         self._tail = (self._tail + data)[-4096:]
         if not self.has_begun.done() and b"data: " in self._tail:
             self.has_begun.set_result(True)
         if not self.has_ended.done() and (DONE if self._is_stream else b"completion_tokens") in self._tail:
             self.has_ended.set_result(True)
+        if self.status not in (0, 200):
+            self._settle()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._settle()
+
+    def _settle(self) -> None:
         for ended in (self.has_begun, self.has_ended):
             if not ended.done():
                 ended.set_result(False)

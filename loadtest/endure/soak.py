@@ -4,6 +4,7 @@ memory does meanwhile, and whether its counts are zero at the end."""
 import asyncio
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from loadtest.endure.client import Client, connect
@@ -22,11 +23,13 @@ _FLAGS = ("--index-bytes=8388608", "--token-cache-bytes=8388608")
 
 @dataclass(eq=False, slots=True)
 class Soak:
-    """`looks`: seconds since the start, and resident memory in MB (2**20 bytes)."""
+    """`looks`: seconds since the start, and resident memory in MB (2**20 bytes). `refused`: answers by their status,
+    where that is not 200."""
 
     num_ended: int = 0
     num_left: int = 0
     num_cut: int = 0
+    refused: Counter[int] = field(default_factory=Counter)
     looks: list[tuple[float, float]] = field(default_factory=list)
     num_in_flight: int = 0
 
@@ -90,5 +93,8 @@ async def _ask(soak: Soak, client: Client, draw: random.Random, text: str) -> bo
         return False
     is_whole = await client.has_ended
     soak.num_ended += is_whole
-    soak.num_cut += not is_whole
+    if client.status not in (0, 200):
+        soak.refused[client.status] += 1
+    else:
+        soak.num_cut += not is_whole
     return is_whole
