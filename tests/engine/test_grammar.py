@@ -141,7 +141,8 @@ def follow(structure: Structure) -> int:
 def test_a_grammar_that_takes_too_much_to_follow_never_passes_for_a_complete_output(grammars: Grammars) -> None:
     structure = grammars.compile(NESTED, "guided_grammar")
     assert follow(structure) > 0
-    assert structure.fault.startswith("the output cannot be kept to it: Parser Error: Current row has")
+    # Which of its limits it meets first depends on how fast the machine is.
+    assert structure.fault.startswith("the output cannot be kept to it: ")
 
 
 def test_a_grammar_whose_matcher_gave_up_can_be_asked_for_again(grammars: Grammars) -> None:
