@@ -26,7 +26,7 @@ MAX_RETRY_AFTER_S = 60.0
 RETRY_WITHOUT_REPLICA_S = 5.0
 # When places get short, each flow may take what the pool serves in so long before it is held to its fair share: short
 # waits are shared by all, where else a heavy tenant alone would be late.
-GRACE_S = 1.0
+GRACE_S = 1.5
 
 Place = asyncio.Future[Lease]
 
