@@ -44,8 +44,11 @@ class _PoolLine:
 
     def begin_shortage(self) -> None:
         """Nobody waits, and somebody is about to."""
-        flows = self.line.flows
-        flows.begin_shortage(flows.open_tokens * self.service.share_ended_within(GRACE_S))
+        self.line.flows.begin_shortage(self.line.flows.open_tokens * self.grace())
+
+    def grace(self) -> float:
+        """What each flow may then take, as a share of the tokens in use."""
+        return self.service.share_ended_within(GRACE_S)
 
 
 @dataclass(eq=False, slots=True)
@@ -142,6 +145,8 @@ class LocalQueue:
         if queue is None:
             ration = None if self.ration is None else self.ration.pool(pool.model)
             queue = self._lines[pool.model] = _PoolLine(Line(self._terms), ration)
+            if ration is not None:
+                ration.turns.grace = queue.grace
         return queue
 
     def _until(self, demand: Demand, now: float) -> float:

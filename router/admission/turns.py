@@ -12,7 +12,7 @@ old one had in line counts no more. A turn says that what the turn before it gav
 the same flow who came later by more than the tolerance is placed elsewhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -71,6 +71,7 @@ class Turns:
     num_routers: int = 1
     num_granted: int = 0
     is_idle: bool = False
+    grace: Callable[[], float] = lambda: 0.0
     _mean_tokens: float = 1.0
     _others_held: int = 0
     _heard_held: int = 0
@@ -165,7 +166,7 @@ class Turns:
         shares = [f"{share:.6f}" for share in self.terms.min_shares]
         ageing = [f"{self.terms.ageing_s * 1e3:.0f}", f"{self.terms.most_share:.6f}"]
         num_marks, *moves = waiters
-        heard = [self.num_routers, self._others_held, self._heard_held]
+        heard = [self.num_routers, self._others_held, self._heard_held, f"{self.grace():.6f}"]
         return [*head, *times, *shares, *ageing, GATHER_MS, num_marks, *heard, *moves, *self._taken_settlements()]
 
     def apply(self, answer: Sequence[Any], asked_at: float, now: float) -> list[Waiter[Any]]:

@@ -1,7 +1,7 @@
 -- One router's turn at one pool: it says what it keeps, who joins and who leaves, and gets places for those whose turn it
 -- is. All of it happens at once, whatever else is asked of Redis. Lua on Redis 6.2 and newer.
 --
--- KEYS  1 pool (hash: floor, mean, credits and waits of the bands, epoch; known, from, since, until and
+-- KEYS  1 pool (hash: floor, level, mean, credits and waits of the bands, epoch; known, from, since, until and
 --         away of a gathering)
 --       2 routers (hash: id -> epoch,places held,seen_ms,places there are,waiting,tokens held,tokens there are,grants told,
 --         marks)
@@ -12,6 +12,7 @@
 --       5 places it keeps  6 tokens it keeps  7 places it wants  8 tokens it wants  9 most grants  10 lease_ms
 --       11 claim_ms  12 tolerance_ms  13-16 least shares  17 ageing_ms  18 most share  19 gather_ms
 --       20 its marks that stand in line  21 routers  22 places that others held  23 that it held, as it last heard
+--       24 grace of each flow where a shortage begins, as a share of the tokens in use
 --       then counts, each before its items: joins (band, flow, how many, then due and member of each),
 --       marks (band, flow, member that goes, due and member that comes; empty where there is none),
 --       leaves (band, flow, member), settlements (flow, tokens)
@@ -80,7 +81,9 @@ row.held, row.tokens, row.changed = tonumber(ARGV[5]) + #granted, tonumber(ARGV[
 row.marks = tonumber(ARGV[20])
 
 local state = redis.call('HMGET', pool, 'floor', 'mean', 'c0', 'c1', 'c2', 'c3', 'w0', 'w1', 'w2', 'w3', 'known', 'from',
-  'since', 'until', 'away')
+  'since', 'until', 'away',
+  'level', 'short')
+local level, is_short = tonumber(state[16]) or 0, state[17] == '1'
 local floor, mean = tonumber(state[1]) or 0, tonumber(state[2]) or 0
 local credits, waits, changed = {}, {}, {}
 for band = 0, 3 do
@@ -88,7 +91,7 @@ for band = 0, 3 do
 end
 
 -- Who joins, leaves, and has taken more or less than it was charged.
-local at = 24
+local at = 25
 local function next_arg() at = at + 1; return ARGV[at - 1] end
 local function list_flow(band, flow)
   if not redis.call('ZSCORE', flows_key(band), flow) then
@@ -228,31 +231,49 @@ local function account(band, tokens)
   credits[band] = math.max(credits[band] - tokens, -tokens)
 end
 
--- A band's flows by counter, read from Redis a few at a time; `most` is the counter of the last one read.
+-- A shortage that has just begun is borne by all flows alike: up to a counter of `level` the earliest due goes first.
+if waiting + marks > 0 and not is_short then level = floor + tokens_held * tonumber(ARGV[24]) end
+
+-- A band's flows by turn, read from Redis by counter, a few at a time; `most` is the counter of the last one read.
 local lists = {}
-local function insert(list, entry)
+local function is_earlier(one, other)
+  if one.turn ~= other.turn then return one.turn < other.turn end
+  if one.due ~= other.due then return one.due < other.due end
+  return one.member < other.member
+end
+local function insert(list, flow, counter)
+  local entry = {flow = flow, counter = counter, turn = math.max(counter, level), due = 0, member = ''}
+  if counter <= level then
+    local head = redis.call('ZRANGE', queue_key(list.band, flow), 0, 0, 'WITHSCORES')
+    if head[1] then entry.member, entry.due = head[1], tonumber(head[2]) end
+  end
   local first, last = 1, #list + 1
   while first < last do
     local middle = math.floor((first + last) / 2)
-    if list[middle].counter <= entry.counter then first = middle + 1 else last = middle end
+    if is_earlier(entry, list[middle]) then last = middle else first = middle + 1 end
   end
   table.insert(list, first, entry)
 end
 local function read_more(list)
   flat = redis.call('ZRANGE', list.key, list.num_read, list.num_read + 31, 'WITHSCORES')
-  for i = 1, #flat, 2 do insert(list, {flow = flat[i], counter = changed[flat[i]] or tonumber(flat[i + 1])}) end
+  for i = 1, #flat, 2 do insert(list, flat[i], changed[flat[i]] or tonumber(flat[i + 1])) end
   list.num_read = list.num_read + #flat / 2
   list.most = #flat < 64 and math.huge or tonumber(flat[64])
 end
+local function is_read(list, head)  -- of those up to the level not more than the first few are compared
+  if list.most == math.huge then return true end
+  if list.most < level then return head and list.num_read >= 64 end
+  return head and head.turn <= list.most
+end
 local function lowest(band)
-  local list = lists[band] or {key = flows_key(band), num_read = 0, most = -math.huge}
+  local list = lists[band] or {band = band, key = flows_key(band), num_read = 0, most = -math.huge}
   lists[band] = list
   while true do
     local head = list[1]
-    if head and changed[head.flow] and changed[head.flow] ~= head.counter then
-      head.counter = changed[head.flow]
-      insert(list, table.remove(list, 1))
-    elseif list.most == math.huge or (head and head.counter <= list.most) then
+    if head and (head.is_popped or changed[head.flow] and changed[head.flow] ~= head.counter) then
+      table.remove(list, 1)
+      insert(list, head.flow, changed[head.flow] or head.counter)
+    elseif is_read(list, head) then
       return list, head
     else
       read_more(list)
@@ -286,6 +307,7 @@ while held < places and left > 0 and waiting + marks > 0 and not is_stopped do
   else
     local flow, counter = head.flow, head.counter
     local popped = redis.call('ZPOPMIN', queue_key(band, flow))
+    head.is_popped = true
     if #popped == 0 then
       table.remove(list, 1)
       list.num_read = list.num_read - 1
@@ -333,6 +355,7 @@ end
 
 -- What nobody waits for may be held for what comes. What routers that are gone have left in line goes with this.
 if waiting + marks <= 0 then
+  if not has_others then redis.call('DEL', claims_key) end
   row.held = row.held + math.max(0, math.min(tonumber(ARGV[7]), places - held))
   if room > 0 then row.tokens = row.tokens + math.max(0, math.min(tonumber(ARGV[8]), room - tokens_held)) end
   for band = 0, 3 do
@@ -379,7 +402,8 @@ for router, each in pairs(claims) do
     end
   end
 end
-redis.call('HSET', pool, 'floor', text(floor), 'mean', text(mean),
+redis.call('HSET', pool, 'floor', text(floor), 'mean', text(mean), 'level', text(level),
+  'short', waiting + marks > 0 and 1 or 0,
   'c0', text(credits[0]), 'c1', text(credits[1]), 'c2', text(credits[2]), 'c3', text(credits[3]),
   'w0', text(waits[0]), 'w1', text(waits[1]), 'w2', text(waits[2]), 'w3', text(waits[3]))
 

@@ -103,6 +103,31 @@ def test_tenants_take_turns_across_routers_however_many_requests_one_of_them_has
     assert routers.granted[1:11].count("quiet") == 5
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_shortage_that_has_just_begun_is_borne_by_all_tenants_in_the_order_of_arrival(
+    client: Any, share: float
+) -> None:
+    routers = Routers(client, capacity=4)
+    one, other = routers.add(2)
+    for turns in routers.turns:
+        turns.grace = lambda: share
+    for _ in range(4):
+        routers.join(one, "holder", standing=Standing(tenant="x"), arrived=0.5)
+    routers.all_turn()
+    for number in range(8):
+        routers.join(one, "flood", standing=Standing(tenant="flood"), arrived=1.0 + number)
+    for number in range(3):
+        routers.join(other, "quiet", standing=Standing(tenant="quiet"), arrived=20.0 + number)
+    routers.all_turn(1)
+    for _ in range(11):
+        busy = one if one.used else other
+        busy.give(routers.running[busy].pop())
+        routers.all_turn(2)
+    early = ["flood", "flood", "flood", "quiet"] if share else ["flood", "quiet", "flood", "quiet"]
+    assert routers.granted[:8] == ["holder"] * 4 + early
+    assert sorted(routers.granted[4:]) == ["flood"] * 8 + ["quiet"] * 3
+
+
 def test_a_settlement_moves_a_tenants_next_turn(client: Any) -> None:
     routers = Routers(client, capacity=1)
     (only,) = routers.add(1)
