@@ -7,7 +7,8 @@ and the request's tokens; knows no other replica and chooses nothing.
     adapter     loading ours where it is not resident, waiting for a slot, and slower steps for all that run there
     round_trip  to its region and back
     decode      a share of our own decoding: slow steps there are ours as well
-    delay       a share of what our prefill delays each running decode
+    delay       a share of what our prefill delays each running decode, and a larger one where the prefill before ours
+                is still to end: that answer may be short, with few tokens for the delay to be spread over
     reading     a share of what the reading of our KV adds to the steps of each running decode
     eviction    computing anew what our new blocks evict, as far as it is likely to be asked for again
     copy        as much again and more for those of our new blocks that another replica holds already
@@ -39,7 +40,8 @@ class Weights:
     """How much a second of others, or later, counts against one of our first token."""
 
     decode: float = 0.1
-    delay: float = 0.05
+    delay: float = 0.07
+    before: float = 0.4
     reading: float = 0.05
     eviction: float = 0.5
     copy: float = 1.0
@@ -132,7 +134,7 @@ def terms(need: Need, replica: Replica, step: StepModel, num_matched: int, num_h
         adapter,
         replica.round_trip_s,
         weights.decode * num_output * next_s,
-        weights.delay * own_s * num_running,
+        own_s * (weights.delay * num_running + weights.before * (replica.prefilling - replica.silent)),
         weights.reading * step.context_s * (num_tokens + 0.5 * num_output) * num_output * num_running,
         weights.eviction * own_s,
         weights.copy * (need.most_held - num_matched) * token_s,
@@ -156,6 +158,8 @@ def total_s(
         first_s += 0.5 * next_s
         read_s = step.context_s * (num_tokens + 0.5 * num_output) * num_output
         later_s += (weights.delay * own_s + weights.reading * read_s) * num_running
+    if replica.prefilling:
+        later_s += weights.before * own_s * (replica.prefilling - replica.silent)
     if num_host:
         first_s += num_host * HOST_SHARE * token_s
     if need.most_held != num_matched:

@@ -9,7 +9,9 @@ from router.core import Replica, Slo
 from router.routing.cost import HOST_SHARE, MOST_USED, TERMS, Need, Terms, Weights, terms, total_s, wait_s
 from tests.router.nouns import make_prompt, make_replica
 
-ALONE = Weights(decode=1.0, delay=1.0, reading=1.0, eviction=1.0, copy=1.0, room=1.0, mixing=0.0, lateness=1.0)
+ALONE = Weights(
+    decode=1.0, delay=1.0, before=1.0, reading=1.0, eviction=1.0, copy=1.0, room=1.0, mixing=0.0, lateness=1.0
+)
 
 
 def weigh(
@@ -30,6 +32,7 @@ def weigh(
         {
             "in_flight": st.integers(4, 40),
             "prefilling": st.integers(0, 4),
+            "silent": st.integers(0, 4),
             "prefilling_s": st.floats(0.0, 9.0),
             "prefilled_at": st.floats(0.0, 30.0),
             "context_tokens": st.integers(0, 10**6),
@@ -60,6 +63,7 @@ def test_the_total_is_the_sum_of_the_terms(
     slo: Slo | None,
 ) -> None:
     replica, num_matched = make_replica(**fields), int(matched * (num_tokens - 1))
+    replica.silent = min(replica.silent, replica.prefilling)
     need = Need(10.0, make_prompt(num_tokens), output, num_matched + more_held, adapter, slo)
     how = (num_matched, int(host * num_matched), Weights(mixing=0.3))
     found = terms(need, replica, replica.step, *how)
@@ -138,6 +142,12 @@ def test_each_running_request_is_delayed_by_our_prefill_and_reads_our_kv_with_ea
     found = weigh(replica, output=20.0)
     assert found.delay == pytest.approx(3 * found.own_prefill_s)
     assert found.reading == pytest.approx(3 * 20 * replica.step.context_s * (1600 + 10))
+
+
+def test_who_has_yet_to_begin_is_delayed_too_but_not_who_is_answered_in_one_piece() -> None:
+    found = weigh(make_replica(in_flight=5, prefilling=4, silent=1))
+    # Who is silent may be decoding.
+    assert found.delay == pytest.approx((2 + 3) * found.own_prefill_s)
 
 
 def test_room_is_the_share_that_we_alone_would_fill_for_as_long_as_we_decode_and_dearer_the_scarcer_it_is() -> None:
