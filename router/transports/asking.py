@@ -11,6 +11,9 @@ from router.core import Asked, Headers, Request, Slo, Standing, Surface
 from router.headers import new_id, sane_id
 from router.routing.wishes import first_text, session_header, slo_of
 
+# Embeddings have no such field.
+_TELL_TIER = (Surface.CHAT, Surface.COMPLETIONS)
+
 
 class _Said(msgspec.Struct, frozen=True, gc=False):
     """All that headers say."""
@@ -19,9 +22,6 @@ class _Said(msgspec.Struct, frozen=True, gc=False):
     id: str | None
     session: str | None
     slo: Slo | None
-
-# Embeddings have no such field.
-TELL_TIER = (Surface.CHAT, Surface.COMPLETIONS)
 
 
 @lru_cache(maxsize=4096)
@@ -51,7 +51,7 @@ def new_request(
         deadline=asked_deadline(said.asked, fields.timeout, now, deadline),
         is_stream=fields.stream is True,
         tells_usage=fields.stream_options is not None and fields.stream_options.include_usage is True,
-        names_tier=fields.service_tier is not None and surface in TELL_TIER,
+        names_tier=fields.service_tier is not None and surface in _TELL_TIER,
         messages=fields.messages if surface is Surface.CHAT else None,
         prompt=fields.prompt if surface is Surface.COMPLETIONS else fields.input,
         template_options=fields.template_options if fields.has_options else {},
