@@ -32,6 +32,7 @@ TABLE = {
     "Draining": (503, "service_unavailable", "draining", False, False),
     "NoReplica": (503, "service_unavailable", "no_ready_replica", False, False),
     "Expired": (504, "timeout_error", "deadline_exceeded", False, False),
+    "ClientStalled": (408, "server_error", "client_stalled", False, False),
     "UpstreamError": (502, "upstream_error", "replica_failed", True, True),
     "ConnectFailed": (502, "upstream_error", "replica_unreachable", True, True),
     "ConnectionCut": (502, "upstream_error", "replica_connection_lost", True, True),
