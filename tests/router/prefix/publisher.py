@@ -111,7 +111,7 @@ class Publisher:
             assert self._replay is not None
             try:
                 who, _, start = await self._replay.recv_multipart()
-            except (zmq.ZMQError, asyncio.CancelledError):
+            except (zmq.ZMQError, OSError, asyncio.CancelledError):
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise

