@@ -100,8 +100,9 @@ def test_two_engines_that_are_spoken_to_over_grpc_say_what_one_says() -> None:
                 answer, reason = said(fleet.url, text(1), is_stream=True)
                 assert f"prefill=127.0.0.1:{ports[0]}" in reason
                 assert answer == said(first.url, text(1))[0]
+                assert handovers(fleet) == {"ok": 1.0}
+                # By then the router knows how fast they are, and may find that a pair does not pay.
                 assert said(fleet.url, text(2))[0] == said(first.url, text(2))[0]
-                assert handovers(fleet) == {"ok": 2.0}
                 assert "pointsman_engine_kv_transfer_bytes_total" in httpx.get(f"{second.url}/metrics").text
             wait_until(lambda: all(row["in_flight"] == 0 for row in fleet.replicas()), WITHIN_S, "nothing is left")
 
