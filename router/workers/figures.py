@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 
+from router.replicas.speeds import Source
 from router.workers.frames import Family, Report
 
 COUNTED = ("counter", "histogram")
@@ -84,7 +85,7 @@ def merge_replicas(reports: Sequence[Report]) -> list[Mapping[str, object]]:
 
 _BREAKERS = ("closed", "half_open", "open")
 _KNOWLEDGE = ("EXACT", "APPROXIMATE", "BLIND")
-_SOURCES = ("prior", "sibling", "own")
+_SOURCES = tuple(Source)
 _ADAPTERS = ("waiting", "leaving", "failed", "loading", "loaded")
 
 

@@ -38,7 +38,8 @@ class FileDiscovery:
     path: Path
 
     async def list(self) -> Sequence[ReplicaSpec]:
-        """Raises OSError, and ValueError that says where it is wrong: then the last one that was right stands."""
+        """Raises ValueError that says where it is wrong, or why it cannot be read: then the last one that was right
+        stands."""
         return await asyncio.to_thread(self.read)
 
     def read(self) -> Sequence[ReplicaSpec]:

@@ -1,5 +1,3 @@
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -10,14 +8,6 @@ from engine.model.coded import GROUP, Coded, Codes, FourBit, coded_kernel
 def _kernel() -> None:
     if coded_kernel() is None:
         pytest.skip("there is no C compiler, or no AVX-512 with VNNI")
-
-
-@pytest.fixture(params=[1, 2])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_codes(bits: int, num_outputs: int, size: int) -> Codes:

@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -13,13 +12,7 @@ BLOCK_SIZE = 16
 NUM_BLOCKS = 80
 LAYER = 1
 
-
-@pytest.fixture(params=[1, 2], autouse=True)
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("_threads")
 
 
 def cache_of(num_kv_heads: int, size: int, block_size: int = BLOCK_SIZE) -> KVCache:

@@ -1,7 +1,5 @@
 """Against the same in float64, within a few units of float32's last place."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -10,14 +8,6 @@ from torch.nn.functional import silu
 from engine.model.compiled import compiled
 from engine.model.compiled_layers import gated, normalised, prepare_layers, stored, turned
 from engine.model.layers import RmsNorm, Rotation, swiglu
-
-
-@pytest.fixture(params=[1, 2])
-def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
